@@ -1,0 +1,1 @@
+"""The inference engine and its OpenAI-compatible server. Runs the same with and without Kubernetes, which it does not know."""

@@ -1,0 +1,133 @@
+"""What the server process and the engine process say to each other: msgpack over two ZeroMQ pipes.
+
+The server sends one of `Command`, the engine answers with one of `Event`. Nothing else crosses the border, so that neither
+process ever waits for the other's CPU work.
+"""
+
+import enum
+
+import msgspec
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended. `STOP` and `LENGTH` are OpenAI's words; the others become an error for the client."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How the next token is chosen. temperature 0 is greedy; top_k 0 and top_p 1 keep every token."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    """A new request; the ids are unique for the life of the engine process."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag=True):
+    """Forget a request and free its blocks before the next step. Unknown ids are ignored: it may just have finished."""
+
+    request_id: str
+
+
+class SetLimits(msgspec.Struct, frozen=True, tag=True):
+    """The most sequences that one step may run, from the next step on."""
+
+    batch_limit: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the engine process. Requests that still run are answered with `FinishReason.ABORT`."""
+
+
+Command = AddRequest | AbortRequest | SetLimits | Shutdown
+
+
+class TokenOutput(msgspec.Struct, frozen=True):
+    """What one step gave one request. On the last one `finish_reason` is set; `error` says why for `FinishReason.ERROR`."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+class MeasuredMemory(msgspec.Struct, frozen=True):
+    """Where the device's memory is, in bytes. The parts add up to `device_bytes`: what nothing claims is `other_bytes`."""
+
+    weights_bytes: int
+    kv_pool_bytes: int
+    activations_bytes: int
+    other_bytes: int
+    free_bytes: int
+    device_bytes: int
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    """The numbers of `/v1/state` and `/metrics`, taken between two steps. `sampled_at` is Unix time in seconds.
+
+    Blocks: live + cached + free = num_blocks. The last four count since the start.
+    """
+
+    sampled_at: float
+    num_blocks: int
+    block_size_tokens: int
+    live_blocks: int
+    cached_blocks: int
+    free_blocks: int
+    live_tokens: int
+    running: int
+    waiting: int
+    queued_prompt_tokens: int
+    expected_output_tokens: int
+    batch_limit: int
+    max_batch_limit: int
+    last_step_seconds: float
+    memory: MeasuredMemory
+    preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
+    requests: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Weights are loaded, the pool is allocated and touched, and one token was generated."""
+
+    state: EngineState
+    load_seconds: float
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag=True):
+    """A line for a person who waits: `stage` is a verb phrase, such as 'loading weights'."""
+
+    stage: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot go on; the process exits after this. `message` is for a person."""
+
+    message: str
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    """After a step, or while idle with no outputs: what came out and how things stand."""
+
+    outputs: list[TokenOutput]
+    state: EngineState
+
+
+Event = Ready | LoadProgress | Failed | StepOutputs
