@@ -1,0 +1,26 @@
+"""What the server process tells the engine process at its start."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Device = Literal["cpu", "cuda"]
+DType = Literal["auto", "bfloat16", "float32"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """Everything the engine process needs to start; picklable, so that `multiprocessing` can spawn with it.
+
+    plan:     the plan's JSON object, keys as `kvtide plan -o json` writes them
+    dtype:    of the weights, the arithmetic and the KV pool; "auto" is bfloat16. "float32" is an instrument for
+              exactness tests: its pool takes twice the bytes that the plan counted
+    threads:  of torch on the CPU; None takes what the cgroup's quota and the affinity mask allow
+    """
+
+    model_uri: str
+    plan: dict[str, Any]
+    device: Device = "cpu"
+    dtype: DType = "auto"
+    threads: int | None = None
