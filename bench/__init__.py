@@ -1,0 +1,1 @@
+"""Load on an OpenAI-compatible endpoint, and what is measured under it."""
