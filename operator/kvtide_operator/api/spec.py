@@ -1,0 +1,284 @@
+"""What a user writes: the spec of an LLMDeployment."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from kvtide_operator.api.fields import MAX_INT32, Api, MemoryQuantity, SecretKeyRef, rules
+from kvtide_operator.api.worker import WorkerSpec
+
+URI_PATTERN = r"^(hf://[^/@\s]+/[^/@\s]+(@\S+)?|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/\S+|file:///\S+)$"
+MAX_CONTEXT_TOKENS = 16_777_216
+
+
+class Profile(StrEnum):
+    """What the lengths of requests look like."""
+
+    CHAT = "Chat"
+    DOCUMENTS = "Documents"
+    CUSTOM = "Custom"
+
+
+class DeviceKind(StrEnum):
+    """What a worker computes on."""
+
+    GPU = "GPU"
+    CPU = "CPU"
+
+
+class Precision(StrEnum):
+    """How keys and values are stored."""
+
+    AUTO = "Auto"
+    BF16 = "BF16"
+    INT8 = "INT8"
+    K8V4 = "K8V4"
+    INT4 = "INT4"
+    MIXED = "Mixed"
+
+
+class AutoscalingMode(StrEnum):
+    """Who writes the number of replicas."""
+
+    ACTIVE = "Active"
+    OBSERVE = "Observe"
+    OFF = "Off"
+
+
+class ModelSpec(Api):
+    """Which model is served, and under which name."""
+
+    uri: str = Field(
+        min_length=8,
+        max_length=1024,
+        pattern=URI_PATTERN,
+        description=(
+            "Where the weights are: hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH or file:///PATH"
+            " (a folder of safetensors or a .gguf file)."
+        ),
+    )
+    served_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="The model's name in requests and answers. Default: the resource's name.",
+    )
+    auth_secret_ref: SecretKeyRef | None = Field(
+        default=None,
+        description="The Secret with the token for a model that needs one; the worker gets it as HF_TOKEN.",
+    )
+
+
+class WorkloadSpec(Api):
+    """What requests look like; the batch limit and the advice of the plan follow from it."""
+
+    profile: Profile = Field(
+        default=Profile.CHAT,
+        description="Typical lengths: Chat, Documents, or Custom with meanPromptTokens and meanOutputTokens.",
+    )
+    max_context_tokens: int | None = Field(
+        default=None,
+        ge=16,
+        le=MAX_CONTEXT_TOKENS,
+        description="Longest prompt plus answer. Default: what the model allows, cut to what fits.",
+    )
+    mean_prompt_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_CONTEXT_TOKENS,
+        description="Mean length of a prompt. Default: the profile's.",
+    )
+    mean_output_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_CONTEXT_TOKENS,
+        description="Mean length of an answer. Default: the profile's.",
+    )
+    target_concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Sequences that one replica should hold at once. Default: what fits.",
+    )
+
+
+class DeviceSpec(Api):
+    """What one worker computes on, and how much memory it has."""
+
+    kind: DeviceKind = Field(
+        default=DeviceKind.GPU, description="GPU or CPU. With CPU, memory is the container's limit."
+    )
+    count: int = Field(default=1, ge=1, le=8, description="Devices of one worker.")
+    memory: MemoryQuantity = Field(description="Memory of one device, as a quantity such as 40Gi.")
+    resource_name: str = Field(
+        default="nvidia.com/gpu",
+        min_length=1,
+        max_length=253,
+        description="The extended resource that a GPU is asked for by; not used with kind CPU.",
+    )
+
+
+class KVCacheSpec(Api):
+    """How the KV cache is laid out and stored."""
+
+    precision: Precision = Field(
+        default=Precision.AUTO,
+        description="Storage of keys and values. This version knows BF16, which Auto chooses.",
+    )
+    block_size_tokens: Literal[16, 32, 64, 128, 256] | None = Field(
+        default=None, description="Tokens of one KV block. Default: chosen by the plan."
+    )
+    max_quality_loss_percent: float = Field(
+        default=1.0, ge=0, le=100, description="What Auto and Mixed may cost in perplexity, in percent."
+    )
+    prefix_caching: bool | None = Field(
+        default=None,
+        description="Share the KV blocks of equal prompt beginnings. This version refuses true.",
+    )
+
+
+class HeadVariant(Api):
+    """A published variant of the model with another number of KV heads."""
+
+    kv_heads: int = Field(ge=1, le=1024, description="KV heads of the variant.")
+    uri: str = Field(
+        min_length=8, max_length=1024, pattern=URI_PATTERN, description="Where the variant's weights are."
+    )
+
+
+class AttentionSpec(Api):
+    """How many KV heads the model is served with."""
+
+    kv_heads: Annotated[
+        int | str,
+        WithJsonSchema(
+            {
+                "x-kubernetes-int-or-string": True,
+                **rules(
+                    (
+                        "type(self) == int ? self >= 1 && self <= 1024 : self in ['Native', 'Auto']",
+                        "kvHeads is Native, Auto or a number from 1 to 1024",
+                    )
+                ),
+            }
+        ),
+    ] = Field(default="Native", description="Native, Auto or a number. This version serves Native.")
+    variants: list[HeadVariant] | None = Field(
+        default=None, max_length=16, description="Variants that Auto or a number may choose from."
+    )
+
+
+class AutoscalingSpec(Api):
+    """How many replicas there may be, and when that changes."""
+
+    mode: AutoscalingMode = Field(
+        default=AutoscalingMode.ACTIVE,
+        description=(
+            "Active: the operator scales. Observe: it decides and reports, and replicas follow spec.replicas."
+            " Off: replicas follow spec.replicas, which you, an HPA or KEDA write."
+        ),
+    )
+    min_replicas: int = Field(default=1, ge=1, le=1000, description="Never fewer replicas than this.")
+    max_replicas: int = Field(default=4, ge=1, le=1000, description="Never more replicas than this.")
+    scale_up_utilization: float = Field(
+        default=0.85,
+        ge=0.1,
+        le=1,
+        description="More replicas when the demand in tokens passes this share of the capacity.",
+    )
+    scale_down_utilization: float = Field(
+        default=0.70,
+        ge=0.05,
+        le=0.95,
+        description="One replica fewer when the rest would stay under this share of their capacity.",
+    )
+    scale_down_stabilization_seconds: int = Field(
+        default=300, ge=0, le=86_400, description="How long that has to hold before a replica goes."
+    )
+
+
+class DrainSpec(Api):
+    """How a worker that has to go finishes its requests."""
+
+    timeout_seconds: int = Field(
+        default=120, ge=1, le=7200, description="How long running and queued requests may take to finish."
+    )
+
+
+class LLMDeploymentSpec(Api):
+    """What is served, on what, and within which bounds."""
+
+    model: ModelSpec = Field(description="Which model is served, and under which name.")
+    workload: WorkloadSpec = Field(
+        default_factory=WorkloadSpec,
+        description="What requests look like.",
+        json_schema_extra={
+            "default": {},
+            **rules(
+                (
+                    "self.profile != 'Custom' || (has(self.meanPromptTokens) && has(self.meanOutputTokens))",
+                    "profile Custom needs meanPromptTokens and meanOutputTokens",
+                )
+            ),
+        },
+    )
+    device: DeviceSpec = Field(description="What one worker computes on, and how much memory it has.")
+    kv_cache: KVCacheSpec = Field(
+        default_factory=KVCacheSpec,
+        description="How the KV cache is laid out and stored.",
+        json_schema_extra={"default": {}},
+    )
+    attention: AttentionSpec = Field(
+        default_factory=AttentionSpec,
+        description="How many KV heads the model is served with.",
+        json_schema_extra={"default": {}},
+    )
+    replicas: int = Field(
+        default=1,
+        ge=0,
+        le=MAX_INT32,
+        description="Behind the scale subresource: where Active starts from, what Off and Observe follow.",
+    )
+    autoscaling: AutoscalingSpec = Field(
+        default_factory=AutoscalingSpec,
+        description="How many replicas there may be, and when that changes.",
+        json_schema_extra={
+            "default": {},
+            **rules(
+                (
+                    "self.minReplicas <= self.maxReplicas",
+                    "minReplicas is above maxReplicas: raise maxReplicas or lower minReplicas",
+                ),
+                (
+                    "self.scaleDownUtilization < self.scaleUpUtilization",
+                    "scaleDownUtilization must be below scaleUpUtilization, such as 0.70 and 0.85",
+                ),
+            ),
+        },
+    )
+    drain: DrainSpec = Field(
+        default_factory=DrainSpec,
+        description="How a worker that has to go finishes its requests.",
+        json_schema_extra={"default": {}},
+    )
+    worker: WorkerSpec = Field(
+        default_factory=WorkerSpec,
+        description="What the worker's pods get beside what the operator gives them.",
+        json_schema_extra={"default": {}},
+    )
+
+
+SPEC_RULES = rules(
+    (
+        "self.autoscaling.mode != 'Active' || self.replicas <= self.autoscaling.maxReplicas",
+        "replicas is where mode Active starts from and is above autoscaling.maxReplicas:"
+        " raise autoscaling.maxReplicas, or use mode Off to set replicas yourself",
+    ),
+    (
+        "self.device.kind != 'CPU' || !has(self.worker.resources) || !has(self.worker.resources.limits)"
+        " || !('memory' in self.worker.resources.limits)",
+        "with device.kind CPU the container's memory limit is device.memory:"
+        " set that and leave out worker.resources.limits.memory",
+    ),
+)

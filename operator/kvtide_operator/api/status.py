@@ -1,0 +1,144 @@
+"""What the operator reports: the status. It is also the operator's only memory across restarts."""
+
+from typing import Annotated
+
+from pydantic import Field, WithJsonSchema
+
+from kvtide_operator.api.conditions import Condition
+from kvtide_operator.api.fields import Api
+from kvtide_operator.api.plan import Plan
+
+Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
+
+
+class PredictedMemory(Api):
+    """What the plan says that one worker uses, in bytes."""
+
+    weights_bytes: int = Field(default=0, description="Weights.")
+    kv_pool_bytes: int = Field(default=0, description="The pool of KV blocks.")
+    activations_bytes: int = Field(default=0, description="Activations of one step.")
+    overhead_bytes: int = Field(default=0, description="Runtime and libraries.")
+    reserve_bytes: int = Field(default=0, description="Left free on purpose.")
+
+
+class MeasuredMemory(Api):
+    """What the fullest ready worker uses, in bytes. The components add up to deviceBytes."""
+
+    weights_bytes: int = Field(default=0, description="Weights.")
+    kv_pool_bytes: int = Field(default=0, description="The pool of KV blocks.")
+    activations_bytes: int = Field(default=0, description="Activations.")
+    other_bytes: int = Field(default=0, description="Everything else that the device reports as used.")
+    free_bytes: int = Field(default=0, description="Free memory of the device.")
+    device_bytes: int = Field(default=0, description="All memory of the device.")
+
+
+class MemoryStatus(Api):
+    """Predicted and measured memory of one worker, side by side."""
+
+    predicted: PredictedMemory | None = Field(default=None, description="What the plan says.")
+    measured: MeasuredMemory | None = Field(
+        default=None, description="What the fullest ready worker measures."
+    )
+
+
+class KVStatus(Api):
+    """The KV cache of all ready workers together."""
+
+    capacity_tokens: int = Field(default=0, description="Tokens that fit.")
+    live_tokens: int = Field(default=0, description="Tokens held for running requests.")
+    utilization: float = Field(default=0.0, description="Live blocks over all blocks, from 0 to 1.")
+    utilization_percent: int = Field(default=0, description="The same in whole percent, for kubectl get.")
+
+
+class WorkerStatus(Api):
+    """One worker as last seen, with what the batch limit's rule remembers of it."""
+
+    name: str = Field(description="The pod.")
+    started_at: float = Field(description="When the worker's process started, in seconds since 1970.")
+    batch_limit: int = Field(description="Sequences that it runs at once.")
+    live_tokens: int = Field(description="KV tokens held for running requests.")
+    waiting: int = Field(description="Requests in its queue.")
+    preemptions: int = Field(description="Preemptions since its start, as counted by it.")
+    limit_changed_at: float | None = Field(
+        default=None, description="When the operator last moved its batch limit."
+    )
+    limit_lowered_at: float | None = Field(default=None, description="When the operator last lowered it.")
+
+
+class ScalingDecision(Api):
+    """A change of replicas, or one that was held back, with the numbers it was made from."""
+
+    time: Time = Field(description="When it was made.")
+    from_replicas: int = Field(description="Replicas before.")
+    to_replicas: int = Field(description="Replicas after.")
+    reason: str = Field(description="Why, as one word of a closed list.")
+    message: str = Field(description="Why, with the numbers.")
+    demand_tokens: int = Field(description="KV tokens that live and queued requests need.")
+    capacity_tokens_per_replica: int = Field(description="KV tokens that one worker holds.")
+    live_tokens: int = Field(description="The part of the demand that workers hold.")
+    queued_prompt_tokens: int = Field(description="The part that waits as prompts.")
+    expected_output_tokens: int = Field(
+        description="The part that the queued requests are expected to generate."
+    )
+    ready_replicas: int = Field(description="Ready workers that were counted.")
+    applied: bool = Field(description="False in mode Observe, which writes nothing.")
+
+
+class AutoscalingStatus(Api):
+    """What the autoscaler last saw and decided."""
+
+    desired_replicas: int | None = Field(default=None, description="Replicas that it wants.")
+    reason: str | None = Field(default=None, description="Why, as one word of a closed list.")
+    message: str | None = Field(default=None, description="Why, with the numbers.")
+    demand_tokens: int | None = Field(
+        default=None, description="KV tokens that live and queued requests need."
+    )
+    capacity_tokens_per_replica: int | None = Field(
+        default=None, description="KV tokens that one worker holds."
+    )
+    last_scale_time: Time | None = Field(default=None, description="When replicas last changed.")
+    below_since: Time | None = Field(
+        default=None,
+        description="Since when the demand has been low enough for one replica fewer, without a break.",
+    )
+    decisions: list[ScalingDecision] | None = Field(
+        default=None, max_length=10, description="The last ten decisions, newest first."
+    )
+
+
+class Status(Api):
+    """What the operator sees and does for one LLMDeployment."""
+
+    observed_generation: int | None = Field(
+        default=None, description="The generation of the spec that this speaks of."
+    )
+    replicas: int = Field(default=0, description="Worker pods that there are.")
+    ready_replicas: int = Field(default=0, description="Worker pods that are ready.")
+    selector: str | None = Field(
+        default=None, description="Selects the worker pods; used by the scale subresource."
+    )
+    plan: Plan | None = Field(default=None, description="The plan in force.")
+    memory: MemoryStatus | None = Field(
+        default=None, description="Predicted and measured memory of one worker."
+    )
+    kv: KVStatus | None = Field(default=None, description="The KV cache of all ready workers together.")
+    batch_limit: int | None = Field(
+        default=None, description="The lowest batch limit in force on a ready worker."
+    )
+    workers: Annotated[
+        list[WorkerStatus] | None,
+        Field(
+            description="The ready workers, one by one.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = None
+    autoscaling: AutoscalingStatus | None = Field(
+        default=None, description="What the autoscaler last saw and decided."
+    )
+    conditions: Annotated[
+        list[Condition] | None,
+        Field(
+            description="What is and what is not, each with its reason.",
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = None

@@ -1,0 +1,23 @@
+"""What an operator process is told at its start, by the flags of `kvtide operator`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OperatorSettings:
+    """Times in seconds.
+
+    namespaces:          those it serves; empty means all
+    worker_image:        image of workers whose resource names none; no part of an intent: a new one restarts nothing
+    operator_namespace:  where the operator runs: the Lease is there, and NetworkPolicies let it in from there
+    identity:            who holds the Lease, unique per process
+    """
+
+    worker_image: str
+    operator_namespace: str
+    identity: str
+    namespaces: tuple[str, ...] = ()
+    lease_name: str = "kvtide-operator"
+    metrics_port: int = 8080
+    health_port: int = 8081
+    resync_seconds: float = 2.0
