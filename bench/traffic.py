@@ -10,15 +10,43 @@ from collections.abc import Callable
 import httpx
 import openai
 
-WORDS = (
-    "river stone morning garden paper window copper forest letter summer engine bridge candle market winter "
-    "harbor mirror silver thunder valley orchard lantern meadow compass island ribbon voyage anchor timber feather"
-).split()
+WORDS = [
+    "river",
+    "stone",
+    "morning",
+    "garden",
+    "paper",
+    "window",
+    "copper",
+    "forest",
+    "letter",
+    "summer",
+    "engine",
+    "bridge",
+    "candle",
+    "market",
+    "winter",
+    "harbor",
+    "mirror",
+    "silver",
+    "thunder",
+    "valley",
+    "orchard",
+    "lantern",
+    "meadow",
+    "compass",
+    "island",
+    "ribbon",
+    "voyage",
+    "anchor",
+    "timber",
+    "feather",
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamResult:
-    """What became of one streamed request. Times are seconds of the monotonic clock; `error` is None if it ended as it should."""
+    """What became of one streamed request. Times are of the monotonic clock, in seconds."""
 
     started: float
     first_token: float | None
@@ -37,7 +65,8 @@ class StreamResult:
 class Traffic:
     """`concurrency` streams, each asking again when it is answered, until `stop` is called.
 
-    Every request opens a connection of its own, so that a Service spreads them over its endpoints. No two prompts share a prefix.
+    Every request opens a connection of its own, so that a Service spreads them over its endpoints. No two prompts
+    share a prefix.
     """
 
     base_url: str

@@ -1,1 +1,4 @@
-"""The demo: from nothing to a model that answers and scales, told as it happens. `python -m devcluster.demo`, or `make demo`."""
+"""The demo: from nothing to a model that answers and scales, told as it happens.
+
+Run it with `make demo` or `python -m devcluster.demo`.
+"""
