@@ -71,7 +71,7 @@ class Cluster:
         return images
 
     def forward(self, service: str) -> str:
-        """Make NAMESPACE/SERVICE:PORT reachable on loopback; gives the URL. kube-proxy balances it, as in the cluster."""
+        """Make NAMESPACE/SERVICE:PORT reachable on loopback, balanced by kube-proxy; gives the URL."""
         return devcluster("forward", service).strip().splitlines()[-1]
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:

@@ -1,0 +1,90 @@
+"""Load moves the replicas and the batch limit, up and down, and no stream is lost on the way."""
+
+import asyncio
+import time
+
+from bench.traffic import Traffic
+from devcluster.demo.cluster import Cluster, wait_until
+from tests.cluster.conftest import pods, service_url, status
+
+NAME = "scaling"
+SCALING = {"autoscaling": {"minReplicas": 1, "maxReplicas": 2, "scaleDownStabilizationSeconds": 20}}
+
+
+def ready(cluster: Cluster) -> int:
+    return int(status(cluster, NAME).get("readyReplicas", 0))
+
+
+async def test_up_under_load_down_after_it_operator_killed_in_between(operator: Cluster, deployed) -> None:
+    url = deployed(NAME, SCALING)
+    began = time.time()
+    traffic = Traffic(url, NAME, concurrency=32, prompt_words=200, max_tokens=192)
+    traffic.start()
+    await asyncio.to_thread(wait_until, "the scale-up", lambda: ready(operator) == 2, timeout_s=180)
+
+    served_before_kill = len(traffic.results)
+    operator.kubectl(
+        "delete", "pod", "-n", "kvtide-system", "-l", "app.kubernetes.io/name=kvtide-operator",
+        "--force", "--grace-period=0", "--wait=false",
+    )  # fmt: skip
+    await asyncio.to_thread(
+        wait_until, "answers while the operator is gone", lambda: len(traffic.results) > served_before_kill + 8,
+        timeout_s=90,
+    )  # fmt: skip
+
+    # Half of the load goes on through the scale-down, so that the worker that leaves has streams to finish.
+    light = Traffic(url, NAME, concurrency=2, prompt_words=20, max_tokens=96)
+    light.start()
+    results = await traffic.stop(timeout_s=240)
+    await asyncio.to_thread(
+        wait_until, "the scale-down", lambda: ready(operator) == 1 and len(pods(operator, NAME)) == 1, timeout_s=200
+    )
+    results += await light.stop()
+
+    assert [result.error for result in results if result.lost] == []
+    decisions = status(operator, NAME)["autoscaling"]["decisions"]
+    assert 0 < len(decisions) <= 10
+    assert all(decision["reason"] for decision in decisions)
+
+    worker = f'{{llmdeployment="{NAME}"}}'
+    elapsed = int(time.time() - began)
+    limits = operator.query(f"max_over_time(kvtide_batch_limit{worker}[{elapsed}s])")
+    lowest = operator.query(f"min_over_time(kvtide_batch_limit{worker}[{elapsed}s])")
+    assert max(value for _, value in limits) > min(value for _, value in lowest), "the batch limit never moved"
+    desired = operator.query(f'max_over_time(kvtide_llmdeployment_desired_replicas{{name="{NAME}"}}[{elapsed}s])')
+    assert max(value for _, value in desired) == 2
+    served_by = operator.query(f"vllm:generation_tokens_total{worker} > 0")
+    assert service_url(operator, NAME) == url
+    assert served_by
+
+
+async def test_a_worker_killed_under_load(operator: Cluster, deployed) -> None:
+    url = deployed("killed", {"autoscaling": {"mode": "Off"}, "replicas": 2})
+    await asyncio.to_thread(
+        wait_until,
+        "two workers",
+        lambda: status(operator, "killed").get("readyReplicas") == 2,
+        timeout_s=120,
+    )
+    traffic = Traffic(url, "killed", concurrency=8, prompt_words=20, max_tokens=128)
+    traffic.start()
+    await asyncio.sleep(5)
+    victim = pods(operator, "killed")[0]["metadata"]["name"]
+    killed_at = time.monotonic()
+    operator.run("kubectl", "exec", "-n", "default", victim, "--", "/bin/sh", "-c", "kill -9 -1", check=False)
+    operator.kubectl("delete", "pod", victim, "-n", "default", "--force", "--grace-period=0", "--wait=false")
+    await asyncio.to_thread(
+        wait_until,
+        "the replica to come back",
+        lambda: (
+            status(operator, "killed").get("readyReplicas") == 2
+            and victim not in [pod["metadata"]["name"] for pod in pods(operator, "killed")]
+        ),
+        timeout_s=120,
+    )
+    results = await traffic.stop()
+    lost = [result for result in results if result.lost]
+    whole = [result for result in results if not result.lost and result.ended > killed_at]
+    assert lost, "the victim served nothing: the test proves nothing"
+    assert all(result.ended - killed_at < 10 for result in lost if result.started < killed_at)
+    assert len(whole) > len(lost)
