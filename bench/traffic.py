@@ -13,7 +13,7 @@ import openai
 WORDS = (
     "river stone morning garden paper window copper forest letter summer engine bridge candle market winter "
     "harbor mirror silver thunder valley orchard lantern meadow compass island ribbon voyage anchor timber feather"
-).split()  # noqa: SIM905 - a list of 30 quoted words reads worse
+).split()
 
 
 @dataclasses.dataclass(frozen=True)

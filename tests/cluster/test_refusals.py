@@ -20,7 +20,7 @@ from tests.cluster.conftest import NAMESPACE, apply, condition, example, pods, w
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_the_api_server_refuses_what_the_schema_forbids(operator: Cluster, changes: dict, words: str) -> None:
-    with pytest.raises(CommandFailed, match="(?s)status 1") as refusal:
+    with pytest.raises(CommandFailed) as refusal:
         apply(operator, example("refused", changes))
     assert words in str(refusal.value)
 
