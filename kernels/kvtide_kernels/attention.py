@@ -41,10 +41,10 @@ class AttentionStep(Protocol):
     """A planned step: block tables, slots and lengths are on the device already, the same for every layer."""
 
     def run(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Write the step's keys and values to the layer's blocks, and let each new token attend to its sequence.
+        """Write the step's keys and values to the layer's blocks; each new token attends to its sequence.
 
-        query [tokens, query_heads, head_dim]; key, value [tokens, kv_heads, head_dim]: the spans' new tokens one
-        after another, RoPE applied. Returns [tokens, query_heads, head_dim]. Scores are scaled by
+        query [tokens, query_heads, head_dim]; key, value [tokens, kv_heads, head_dim]: the spans' new tokens
+        one after another, RoPE applied. Returns [tokens, query_heads, head_dim]. Scores are scaled by
         head_dim ** -0.5.
         """
         ...

@@ -45,7 +45,7 @@ class _DecodeGroup:
         """These sequences' rows of query [tokens, query_heads, head_dim], attended: [sequences, …, …]."""
         _, query_heads, head_dim = query.shape
         kv_heads = keys.shape[1]
-        # The query heads of one KV head stand where queries of several tokens would: K and V are not repeated.
+        # The query heads of one KV head stand where several tokens would: K and V are not repeated.
         grouped = query[self.token_rows].view(-1, kv_heads, query_heads // kv_heads, head_dim)
         attended = scaled_dot_product_attention(
             grouped, self._own(keys), self._own(values), attn_mask=self.bias
@@ -62,7 +62,7 @@ class _DecodeGroup:
 class _PrefillChunk:
     """The new tokens [start, end) of the flat batch, all of one sequence of total_tokens with this chunk.
 
-    bias [new, total] is causal, aligned at the end; None for a chunk without a past: torch has that case itself.
+    bias [new, total] is causal, aligned at the end; None without a past, a case that torch has itself.
     """
 
     start: int
@@ -86,7 +86,7 @@ class _PrefillChunk:
 
 @dataclass(frozen=True)
 class TorchAttentionStep:
-    """A planned step. write_rows: per token and head, its row of a layer's keys or values as [-1, head_dim]."""
+    """A planned step. write_rows: per token and head, its row in a layer's keys seen as [-1, head_dim]."""
 
     pool: KVPool
     write_rows: torch.Tensor
@@ -117,7 +117,7 @@ class TorchAttention:
         self._heads = torch.arange(pool.kv_heads, device=self._device)
 
     def plan(self, spans: Sequence[SequenceSpan]) -> TorchAttentionStep:
-        """As `PagedAttention.plan`. Decodes whose block counts round up to the same power of two go together."""
+        """As `PagedAttention.plan`. Decodes with the same block count, up to a power of two, go together."""
         positions: list[int] = []
         blocks: list[int] = []
         groups: dict[int, list[tuple[int, SequenceSpan]]] = {}

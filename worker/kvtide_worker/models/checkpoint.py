@@ -1,0 +1,41 @@
+"""A model on disk, whatever its file format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from kvtide_worker.models.config import LlamaConfig, UnsupportedModelError
+from kvtide_worker.models.gguf import GgufCheckpoint
+from kvtide_worker.models.safetensors import SafetensorsCheckpoint
+
+
+class Checkpoint(Protocol):
+    """Weights under Hugging Face's names, read one by one: loading needs little more than the model."""
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The model's dimensions."""
+        ...
+
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """A copy of the named tensor, in Hugging Face's row order. Raises KeyError where it is absent."""
+        ...
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a .gguf file or a Hugging Face folder; only headers are read here.
+
+    Raises FileNotFoundError where there is no model, UnsupportedModelError where the worker does not run it.
+    """
+    if path.is_file() and path.suffix == ".gguf":
+        return GgufCheckpoint(path)
+    if (path / "config.json").is_file():
+        return SafetensorsCheckpoint(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no model at {path}")
+    raise UnsupportedModelError(
+        f"{path} is neither a .gguf file nor a folder with config.json and *.safetensors, the two formats that are read"
+    )

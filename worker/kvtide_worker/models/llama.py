@@ -1,0 +1,122 @@
+"""The Llama family's forward pass over a flat batch of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import embedding, linear, silu
+
+from kvtide_kernels.attention import AttentionStep
+from kvtide_worker.models.checkpoint import Checkpoint
+from kvtide_worker.models.config import LlamaConfig
+from kvtide_worker.models.rope import RotaryEmbedding, rotate
+
+
+@dataclass(frozen=True)
+class LlamaLayer:
+    """One layer's weights, [out, in]. What reads the same input is one matrix: q, k, v, and gate, up."""
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    attention_out: torch.Tensor
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class LlamaModel:
+    """RMSNorm, RoPE, grouped-query attention, SwiGLU. It rounds where transformers rounds."""
+
+    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:
+        self.config: LlamaConfig = checkpoint.config
+
+        def load(*names: str) -> torch.Tensor:
+            parts = [checkpoint.tensor(f"{name}.weight", dtype).to(device) for name in names]
+            return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+        self._embedding = load("model.embed_tokens")
+        self._layers = [
+            LlamaLayer(
+                attention_norm=load(f"{prefix}.input_layernorm"),
+                qkv=load(*(f"{prefix}.self_attn.{part}_proj" for part in "qkv")),
+                attention_out=load(f"{prefix}.self_attn.o_proj"),
+                mlp_norm=load(f"{prefix}.post_attention_layernorm"),
+                gate_up=load(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
+                down=load(f"{prefix}.mlp.down_proj"),
+            )
+            for prefix in (f"model.layers.{index}" for index in range(self.config.num_layers))
+        ]
+        self._norm = load("model.norm")
+        self._lm_head = self._embedding if self.config.tied_embeddings else load("lm_head")
+        self._rope = RotaryEmbedding(
+            head_dim=self.config.head_dim,
+            theta=self.config.rope_theta,
+            scaling=self.config.rope_scaling,
+            max_positions=max_positions,
+            dtype=dtype,
+            device=device,
+        )
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights; tied ones count once."""
+        tensors = [self._embedding, self._norm]
+        if not self.config.tied_embeddings:
+            tensors.append(self._lm_head)
+        for layer in self._layers:
+            tensors.extend(vars(layer).values())
+        return sum(tensor.nbytes for tensor in tensors)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionStep,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Logits [len(logit_rows), vocab_size] in float32, of the rows whose next token is wanted.
+
+        token_ids, positions [tokens]: the sequences' new tokens one after another, as attention was planned.
+        """
+        cos, sin = self._rope.at(positions)
+        hidden = embedding(token_ids, self._embedding)
+        for index, layer in enumerate(self._layers):
+            normed = self._rms_norm(hidden, layer.attention_norm)
+            hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
+            normed = self._rms_norm(hidden, layer.mlp_norm)
+            gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
+            hidden = hidden + linear(silu(gate) * up, layer.down)
+        return self._logits(self._rms_norm(hidden[logit_rows], self._norm))
+
+    def _attend(
+        self,
+        index: int,
+        layer: LlamaLayer,
+        normed: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attention: AttentionStep,
+    ) -> torch.Tensor:
+        config = self.config
+        heads = linear(normed, layer.qkv).view(-1, config.query_heads + 2 * config.kv_heads, config.head_dim)
+        rotated = rotate(heads[:, : config.query_heads + config.kv_heads], cos, sin)
+        attended = attention.run(
+            index,
+            query=rotated[:, : config.query_heads],
+            key=rotated[:, config.query_heads :],
+            value=heads[:, config.query_heads + config.kv_heads :],
+        )
+        return linear(attended.flatten(1), layer.attention_out)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        # A single row takes another path through the CPU's BLAS, which sums in another order. With two at
+        # least, a bfloat16 request gets the same logits whoever it shares the step with.
+        rows = hidden if hidden.shape[0] > 1 else hidden.expand(2, -1)
+        return linear(rows, self._lm_head)[: hidden.shape[0]].float()
+
+    def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = hidden.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps)
+        return weight * wide.to(hidden.dtype)
