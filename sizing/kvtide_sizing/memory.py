@@ -1,0 +1,137 @@
+"""Where a device's memory goes beside the KV pool. All in bytes, all from above where they cannot be known.
+
+A CPU's memory is the container's limit, and two processes live in it: the engine (torch) and the API server.
+
+    device = weights + activations + overhead + reserve + KV pool
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtide_sizing.device import Device, DeviceKind
+from kvtide_sizing.formats import Precision, bytes_per_token, layer_bytes_per_token
+from kvtide_sizing.quantity import KIB, MIB
+from kvtide_sizing.shape import ModelShape
+
+# Tokens that one step of the engine computes at most, prefill and decode together.
+STEP_TOKEN_BUDGET = 512
+
+# Sequences that one step runs at most, however many the pool holds: beyond these a step only gets slower, and
+# every sequence has a row of logits.
+MAX_BATCH = {DeviceKind.CPU: 64, DeviceKind.GPU: 256}
+
+# One part in so many is kept for what allocators lose between allocations and what the kernel keeps for a process.
+RESERVE_PARTS = 25
+
+# Measured, then rounded up; docs/sizing.md says how. The engine's private memory with torch's CUDA build imported
+# and its CPU kernels used is 310 MiB, the hot part of its shared code comes on top.
+CPU_ENGINE_OVERHEAD = 384 * MIB
+# FastAPI, uvicorn and ZeroMQ are 40 MiB; vocabulary, merges and the reader of their file up to 4 KiB an entry.
+CPU_SERVER_OVERHEAD = 72 * MIB
+CPU_SERVER_OVERHEAD_PER_VOCAB_ENTRY = 4 * KIB
+# Not measured: CUDA's context and modules, cuBLAS's workspace, what the allocator rounds up.
+GPU_OVERHEAD = 1536 * MIB
+
+# Dequantising a tensor holds it in float32 twice and once more in part, while its bfloat16 copy fills.
+LOAD_BYTES_PER_ELEMENT = 12
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What is taken from a device of any size, before the pool has a block.
+
+    step_bytes:    activations of a step that are there whatever the pool holds
+    block_bytes:   one block of the pool
+    gather_bytes:  activations that each block adds: attention copies a layer's live blocks into dense tensors
+    load_bytes:    what loading the largest weight takes beside the weights, before the pool is there
+    """
+
+    weights_bytes: int
+    step_bytes: int
+    overhead_bytes: int
+    load_bytes: int
+    block_bytes: int
+    gather_bytes: int
+
+    def num_blocks(self, device_bytes: int) -> int:
+        """Blocks that a device of this size holds; 0 where not one fits, or the weights cannot be loaded."""
+        if self.weights_bytes + self.overhead_bytes + self.load_bytes > device_bytes:
+            return 0
+        free = device_bytes - reserve_bytes(device_bytes) - self._fixed_bytes
+        return max(0, free // (self.block_bytes + self.gather_bytes))
+
+    def activations_bytes(self, num_blocks: int) -> int:
+        """Activations of a step over a pool of so many blocks."""
+        return self.step_bytes + num_blocks * self.gather_bytes
+
+    def required_bytes(self, num_blocks: int) -> int:
+        """The smallest device that holds so many blocks: the inverse of `num_blocks`."""
+        used = self._fixed_bytes + num_blocks * (self.block_bytes + self.gather_bytes)
+        # device - device // parts >= used  <=>  device > parts * (used - 1) / (parts - 1)
+        with_reserve = RESERVE_PARTS * (used - 1) // (RESERVE_PARTS - 1) + 1
+        return max(with_reserve, self.weights_bytes + self.overhead_bytes + self.load_bytes)
+
+    @property
+    def _fixed_bytes(self) -> int:
+        return self.weights_bytes + self.step_bytes + self.overhead_bytes
+
+
+def reserve_bytes(device_bytes: int) -> int:
+    """What is kept back of a device of this size."""
+    return device_bytes // RESERVE_PARTS
+
+
+def overhead_bytes(shape: ModelShape, kind: DeviceKind) -> int:
+    """What the processes take before they hold a model: an estimate from above."""
+    if kind is DeviceKind.GPU:
+        return GPU_OVERHEAD
+    server = CPU_SERVER_OVERHEAD + shape.vocab_size * CPU_SERVER_OVERHEAD_PER_VOCAB_ENTRY
+    return CPU_ENGINE_OVERHEAD + server
+
+
+def step_bytes(shape: ModelShape, context_tokens: int, batch: int) -> int:
+    """Activations of a full step whose longest sequence has context_tokens, and which samples batch rows.
+
+    Counted as if every tensor of a layer lived until the layer's end, which bounds what really overlaps.
+    """
+    query = shape.query_heads * shape.head_dim
+    kv = shape.kv_heads * shape.head_dim
+    # bf16 residual, its norm, the layer's output; the norm's float32 copy, square and product
+    hidden = shape.hidden_size * (3 * 2 + 3 * 4)
+    # bf16 query, key and value, twice for RoPE's result; the output
+    heads = (query + 2 * kv) * 2 * 2 + query * 2
+    # bf16 gate, up, their product and one temporary
+    mlp = shape.intermediate_size * 4 * 2
+    # a prefill chunk's bf16 bias against everything before it
+    bias = context_tokens * 2
+    tokens = STEP_TOKEN_BUDGET * (hidden + heads + mlp + bias)
+    # one sequence's keys and values repeated for every query head; cosine and sine of every position in float32
+    context = context_tokens * (2 * query * 2 + 2 * shape.head_dim * 4)
+    # bf16 logits, float32 logits, and two more of them while sampling
+    logits = batch * shape.vocab_size * (2 + 3 * 4)
+    # a matrix product's own copy of its weight
+    packed = shape.largest_matrix_elements * 2
+    return tokens + context + logits + packed
+
+
+def budget(
+    shape: ModelShape,
+    device: Device,
+    precision: Precision,
+    block_size_tokens: int,
+    context_tokens: int,
+    batch: int,
+) -> Budget:
+    """What this model takes of this kind of device, whatever its memory."""
+    # Keys and values of one layer, each padded to at most twice its tokens (sequences of a like length go together),
+    # and a quarter for indices and masks.
+    widest_layer = max(layer_bytes_per_token(shape, precision))
+    return Budget(
+        weights_bytes=shape.weights_bytes,
+        step_bytes=step_bytes(shape, context_tokens, batch),
+        overhead_bytes=overhead_bytes(shape, device.kind),
+        load_bytes=shape.largest_matrix_elements * LOAD_BYTES_PER_ELEMENT,
+        block_bytes=block_size_tokens * bytes_per_token(shape, precision),
+        gather_bytes=block_size_tokens * widest_layer * 9 // 4,
+    )

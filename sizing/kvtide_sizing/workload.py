@@ -1,0 +1,63 @@
+"""What is wished for: the sequences that come, and the choices that a person has fixed."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from kvtide_sizing.errors import InvalidWorkload
+
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+
+class Profile(enum.StrEnum):
+    """What the sequences are like; Custom takes both mean lengths from the workload."""
+
+    CHAT = "Chat"
+    DOCUMENTS = "Documents"
+    CUSTOM = "Custom"
+
+
+# (mean prompt, mean output) in tokens, where the workload does not say.
+_MEANS = {Profile.CHAT: (512, 256), Profile.DOCUMENTS: (4096, 512)}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The sequences that one replica is to hold. Tokens; None is: what the profile or the model says."""
+
+    profile: Profile = Profile.CHAT
+    max_context_tokens: int | None = None
+    mean_prompt_tokens: int | None = None
+    mean_output_tokens: int | None = None
+    target_concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidWorkload for an amount below one, and for Custom without both means."""
+        for name, value in (
+            ("maxContextTokens", self.max_context_tokens),
+            ("meanPromptTokens", self.mean_prompt_tokens),
+            ("meanOutputTokens", self.mean_output_tokens),
+            ("targetConcurrency", self.target_concurrency),
+        ):
+            if value is not None and value < 1:
+                raise InvalidWorkload(f"{name} is {value}; write 1 or more, or leave it out")
+        if self.profile == Profile.CUSTOM and None in (self.mean_prompt_tokens, self.mean_output_tokens):
+            raise InvalidWorkload(
+                "profile Custom needs meanPromptTokens and meanOutputTokens; write both, or profile Chat"
+            )
+
+    @property
+    def mean_sequence_tokens(self) -> int:
+        """Prompt and output of an expected sequence together."""
+        prompt, output = _MEANS.get(self.profile, (0, 0))
+        return (self.mean_prompt_tokens or prompt) + (self.mean_output_tokens or output)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The choices. precision: "Auto" or a `Precision`; kv_heads: "Native" or a number; None: chosen."""
+
+    precision: str = "Auto"
+    block_size_tokens: int | None = None
+    kv_heads: str | int = "Native"
