@@ -1,0 +1,13 @@
+"""Real weights: their tokenizer is what these tests compare."""
+
+from pathlib import Path
+
+import pytest
+
+from devcluster.model import smollm2_gguf
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file."""
+    return smollm2_gguf()
