@@ -8,7 +8,7 @@ class OperatorSettings:
     """Times in seconds.
 
     namespaces:          those it serves; empty means all
-    worker_image:        image of workers whose resource names none; no part of an intent: a new one restarts nothing
+    worker_image:        of workers whose resource names none; no part of an intent, so a new one restarts nothing
     operator_namespace:  where the operator runs: the Lease is there, and NetworkPolicies let it in from there
     identity:            who holds the Lease, unique per process
     """

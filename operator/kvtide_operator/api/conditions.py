@@ -31,7 +31,8 @@ class Reason(StrEnum):
     DOES_NOT_FIT = "DoesNotFit"
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
-    MODEL_NOT_SUPPORTED = "ModelNotSupported"
+    INVALID_MODEL = "InvalidModel"
+    UNSUPPORTED_MODEL = "UnsupportedModel"
     # Progressing, Available, Ready
     NOT_PLANNED = "NotPlanned"
     STARTING = "Starting"
@@ -46,8 +47,10 @@ class Reason(StrEnum):
     IMAGE_PULL_ERROR = "ImagePullError"
     CONTAINER_CRASH_LOOP_BACK_OFF = "ContainerCrashLoopBackOff"
     CONTAINER_OOM_KILLED = "ContainerOOMKilled"
+    CONTAINER_START_ERROR = "ContainerStartError"
     UNSCHEDULABLE = "Unschedulable"
     INSUFFICIENT_GPU = "InsufficientGPU"
+    NAME_TAKEN = "NameTaken"
     APPLY_REFUSED = "ApplyRefused"
     RECONCILE_FAILED = "ReconcileFailed"
     # ScalingActive and decisions
@@ -62,7 +65,6 @@ class Reason(StrEnum):
     AT_MIN_REPLICAS = "AtMinReplicas"
     BELOW_MIN_REPLICAS = "BelowMinReplicas"
     ABOVE_MAX_REPLICAS = "AboveMaxReplicas"
-    FIRST_REPLICAS = "FirstReplicas"
     # MemoryWithinPlan
     WITHIN_PLAN = "WithinPlan"
     ABOVE_PLAN = "AbovePlan"

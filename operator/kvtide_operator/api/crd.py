@@ -11,8 +11,7 @@ from kvtide_operator.api.status import Status
 NAME_RULE = {
     "rule": "self.metadata.name.size() <= 50 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
     "message": (
-        "the name becomes the Service's name: use at most 50 lower-case letters, digits and '-',"
-        " starting with a letter"
+        "the name becomes the Service's name: use at most 50 lower-case letters, digits and '-', starting with a letter"
     ),
 }
 

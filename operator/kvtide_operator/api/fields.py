@@ -10,7 +10,7 @@ MAX_INT32 = 2**31 - 1
 
 
 class Api(BaseModel):
-    """A part of the resource: snake_case here, camelCase in YAML. Unknown fields are the API server's to refuse."""
+    """A part of the resource: snake_case here, camelCase in YAML. Unknown fields are the API server's matter."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
@@ -26,9 +26,7 @@ def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
 
 # Parts of a pod template that belong to Kubernetes, not to us: passed on as they are, and checked by the API
 # server when the Deployment is applied.
-PodField = Annotated[
-    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
-]
+PodField = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 
 ResourceAmount = Annotated[
     int | str,

@@ -27,6 +27,4 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1] if len(sys.argv) > 1 else "crds/llmdeployments.yaml").write_text(
-        render(), encoding="utf-8"
-    )
+    Path(sys.argv[1] if len(sys.argv) > 1 else "crds/llmdeployments.yaml").write_text(render(), encoding="utf-8")

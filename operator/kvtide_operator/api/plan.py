@@ -35,6 +35,15 @@ class PlanAttention(Api):
     kv_heads: int = Field(description="KV heads of a layer.")
 
 
+class PlanAlternative(Api):
+    """What another choice would have given."""
+
+    choice: str = Field(description="The field and its value.")
+    capacity_tokens: int = Field(description="Tokens that would fit the pool.")
+    max_concurrency: int = Field(description="Sequences of full length that would fit at once.")
+    batch_limit: int = Field(description="Sequences that would run at once.")
+
+
 class Plan(Api):
     """What was chosen for this model on this device, and why."""
 
@@ -47,4 +56,7 @@ class Plan(Api):
     max_concurrency: int = Field(description="Sequences of full length that fit at once.")
     batch_limit: int = Field(description="Sequences that run at once at the expected lengths.")
     reasons: list[str] = Field(default_factory=list, description="Why each choice.")
+    alternatives: list[PlanAlternative] = Field(
+        default_factory=list, description="What each other choice would have given."
+    )
     warnings: list[str] = Field(default_factory=list, description="What to know about it.")

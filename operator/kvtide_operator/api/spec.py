@@ -142,9 +142,7 @@ class HeadVariant(Api):
     """A published variant of the model with another number of KV heads."""
 
     kv_heads: int = Field(ge=1, le=1024, description="KV heads of the variant.")
-    uri: str = Field(
-        min_length=8, max_length=1024, pattern=URI_PATTERN, description="Where the variant's weights are."
-    )
+    uri: str = Field(min_length=8, max_length=1024, pattern=URI_PATTERN, description="Where the variant's weights are.")
 
 
 class AttentionSpec(Api):

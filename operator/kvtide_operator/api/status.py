@@ -36,9 +36,7 @@ class MemoryStatus(Api):
     """Predicted and measured memory of one worker, side by side."""
 
     predicted: PredictedMemory | None = Field(default=None, description="What the plan says.")
-    measured: MeasuredMemory | None = Field(
-        default=None, description="What the fullest ready worker measures."
-    )
+    measured: MeasuredMemory | None = Field(default=None, description="What the fullest ready worker measures.")
 
 
 class KVStatus(Api):
@@ -59,10 +57,8 @@ class WorkerStatus(Api):
     live_tokens: int = Field(description="KV tokens held for running requests.")
     waiting: int = Field(description="Requests in its queue.")
     preemptions: int = Field(description="Preemptions since its start, as counted by it.")
-    limit_changed_at: float | None = Field(
-        default=None, description="When the operator last moved its batch limit."
-    )
-    limit_lowered_at: float | None = Field(default=None, description="When the operator last lowered it.")
+    limit_changed_at: Time | None = Field(default=None, description="When the operator last moved its batch limit.")
+    limit_lowered_at: Time | None = Field(default=None, description="When the operator last lowered it.")
 
 
 class ScalingDecision(Api):
@@ -73,12 +69,14 @@ class ScalingDecision(Api):
     to_replicas: int = Field(description="Replicas after.")
     reason: str = Field(description="Why, as one word of a closed list.")
     message: str = Field(description="Why, with the numbers.")
-    demand_tokens: int = Field(description="KV tokens that live and queued requests need.")
-    capacity_tokens_per_replica: int = Field(description="KV tokens that one worker holds.")
-    live_tokens: int = Field(description="The part of the demand that workers hold.")
-    queued_prompt_tokens: int = Field(description="The part that waits as prompts.")
-    expected_output_tokens: int = Field(
-        description="The part that the queued requests are expected to generate."
+    demand_tokens: int | None = Field(
+        default=None, description="KV tokens that live and queued requests need; absent where unknown."
+    )
+    capacity_tokens_per_replica: int | None = Field(default=None, description="KV tokens that one worker holds.")
+    live_tokens: int | None = Field(default=None, description="The part of the demand that workers hold.")
+    queued_prompt_tokens: int | None = Field(default=None, description="The part that waits as prompts.")
+    expected_output_tokens: int | None = Field(
+        default=None, description="The part that the queued requests are expected to generate."
     )
     ready_replicas: int = Field(description="Ready workers that were counted.")
     applied: bool = Field(description="False in mode Observe, which writes nothing.")
@@ -90,12 +88,8 @@ class AutoscalingStatus(Api):
     desired_replicas: int | None = Field(default=None, description="Replicas that it wants.")
     reason: str | None = Field(default=None, description="Why, as one word of a closed list.")
     message: str | None = Field(default=None, description="Why, with the numbers.")
-    demand_tokens: int | None = Field(
-        default=None, description="KV tokens that live and queued requests need."
-    )
-    capacity_tokens_per_replica: int | None = Field(
-        default=None, description="KV tokens that one worker holds."
-    )
+    demand_tokens: int | None = Field(default=None, description="KV tokens that live and queued requests need.")
+    capacity_tokens_per_replica: int | None = Field(default=None, description="KV tokens that one worker holds.")
     last_scale_time: Time | None = Field(default=None, description="When replicas last changed.")
     below_since: Time | None = Field(
         default=None,
@@ -109,22 +103,14 @@ class AutoscalingStatus(Api):
 class Status(Api):
     """What the operator sees and does for one LLMDeployment."""
 
-    observed_generation: int | None = Field(
-        default=None, description="The generation of the spec that this speaks of."
-    )
+    observed_generation: int | None = Field(default=None, description="The generation of the spec that this speaks of.")
     replicas: int = Field(default=0, description="Worker pods that there are.")
     ready_replicas: int = Field(default=0, description="Worker pods that are ready.")
-    selector: str | None = Field(
-        default=None, description="Selects the worker pods; used by the scale subresource."
-    )
+    selector: str | None = Field(default=None, description="Selects the worker pods; used by the scale subresource.")
     plan: Plan | None = Field(default=None, description="The plan in force.")
-    memory: MemoryStatus | None = Field(
-        default=None, description="Predicted and measured memory of one worker."
-    )
+    memory: MemoryStatus | None = Field(default=None, description="Predicted and measured memory of one worker.")
     kv: KVStatus | None = Field(default=None, description="The KV cache of all ready workers together.")
-    batch_limit: int | None = Field(
-        default=None, description="The lowest batch limit in force on a ready worker."
-    )
+    batch_limit: int | None = Field(default=None, description="The lowest batch limit in force on a ready worker.")
     workers: Annotated[
         list[WorkerStatus] | None,
         Field(
@@ -132,9 +118,7 @@ class Status(Api):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = None
-    autoscaling: AutoscalingStatus | None = Field(
-        default=None, description="What the autoscaler last saw and decided."
-    )
+    autoscaling: AutoscalingStatus | None = Field(default=None, description="What the autoscaler last saw and decided.")
     conditions: Annotated[
         list[Condition] | None,
         Field(

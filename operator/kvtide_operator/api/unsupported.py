@@ -14,9 +14,7 @@ def unsupported(spec: LLMDeploymentSpec) -> list[str]:
     if spec.kv_cache.prefix_caching:
         found.append("kvCache.prefixCaching true is not supported by this version: leave it out or use false")
     if spec.attention.kv_heads != "Native":
-        found.append(
-            f"attention.kvHeads {spec.attention.kv_heads} is not supported by this version: use Native"
-        )
+        found.append(f"attention.kvHeads {spec.attention.kv_heads} is not supported by this version: use Native")
     if spec.attention.variants:
         found.append("attention.variants is not supported by this version: leave it out")
     if spec.device.count > 1:

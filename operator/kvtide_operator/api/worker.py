@@ -14,9 +14,7 @@ class WorkerSpec(Api):
         max_length=1024,
         description="Image of the worker. Default: the operator's --worker-image when the plan was made.",
     )
-    resources: Resources | None = Field(
-        default=None, description="Requests and limits of the worker's container."
-    )
+    resources: Resources | None = Field(default=None, description="Requests and limits of the worker's container.")
     env: list[PodField] | None = Field(
         default=None, max_length=100, description="Environment variables, as in a container's env."
     )
@@ -34,9 +32,7 @@ class WorkerSpec(Api):
     priority_class_name: str | None = Field(
         default=None, min_length=1, max_length=253, description="Priority class of the pods."
     )
-    volumes: list[PodField] | None = Field(
-        default=None, max_length=50, description="More volumes, as in a pod."
-    )
+    volumes: list[PodField] | None = Field(default=None, max_length=50, description="More volumes, as in a pod.")
     volume_mounts: list[PodField] | None = Field(
         default=None, max_length=50, description="Where they are mounted, as in a container."
     )

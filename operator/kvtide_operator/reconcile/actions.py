@@ -1,0 +1,43 @@
+"""What one pass wants done, in the order in which it is done."""
+
+from dataclasses import dataclass, field
+
+from kvtide_operator.api.status import ScalingDecision, Status
+from kvtide_operator.children.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class LimitPush:
+    """A new batch limit for one worker."""
+
+    pod: str
+    ip: str
+    batch_limit: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes event on the resource."""
+
+    type: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Actions:
+    """Deletion costs come before the Deployment, so that the right pod goes; the status comes last.
+
+    deletion_costs: by pod name
+    decision:       a change of replicas that this pass decided, for the metrics
+    """
+
+    status: Status
+    requeue_s: float
+    deletion_costs: dict[str, int] = field(default_factory=dict)
+    apply: tuple[Manifest, ...] = ()
+    create: tuple[Manifest, ...] = ()
+    delete_pods: tuple[str, ...] = ()
+    limits: tuple[LimitPush, ...] = ()
+    events: tuple[Event, ...] = ()
+    decision: ScalingDecision | None = None

@@ -1,0 +1,160 @@
+"""The plan of this pass: the recorded one, or a new one from the catalogue or from what the inspect pod read."""
+
+import json
+from dataclasses import dataclass, replace
+
+from kvtide_sizing.catalog import builtin_for
+
+from kvtide_operator.api.conditions import Reason
+from kvtide_operator.api.resource import LLMDeployment
+from kvtide_operator.api.unsupported import unsupported
+from kvtide_operator.children.inspect_pod import inspect_name, inspect_pod
+from kvtide_operator.children.manifest import Manifest, owned_by
+from kvtide_operator.children.worker_template import plan_name, worker_template
+from kvtide_operator.plan.intent import intent_hash, model_hash
+from kvtide_operator.plan.planner import make_plan
+from kvtide_operator.plan.record import Planned, Record
+from kvtide_operator.reconcile.observed import Observed, Surroundings
+from kvtide_operator.reconcile.pods import Ending
+from kvtide_sizing.errors import InvalidModel, ModelDownloadFailed, ModelNotFound, SizingError
+from kvtide_sizing.model_uri import ModelUri
+from kvtide_sizing.shape import ModelShape
+
+# A model may be put into place later, so a failed look is repeated.
+LOOK_AGAIN_S = 60.0
+# `kvtide inspect` ends with this where there is no model.
+EXIT_NOT_FOUND = 3
+
+_REASONS = {
+    "InvalidModelUri": Reason.INVALID_SPEC,
+    "InvalidQuantity": Reason.INVALID_SPEC,
+    "InvalidWorkload": Reason.INVALID_SPEC,
+    "UnsupportedPrecision": Reason.NOT_SUPPORTED,
+    "UnsupportedPolicy": Reason.NOT_SUPPORTED,
+    "UnsupportedModel": Reason.UNSUPPORTED_MODEL,
+    "InvalidModel": Reason.INVALID_MODEL,
+    "ModelNotFound": Reason.MODEL_NOT_FOUND,
+    "ModelDownloadFailed": Reason.MODEL_DOWNLOAD_FAILED,
+    "DoesNotFit": Reason.DOES_NOT_FIT,
+}
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Where planning stands.
+
+    planned:  the plan and template for the present intent, None where there is none (yet)
+    reason:   FITS with a plan; INSPECTING_MODEL while the model is looked at; else what is wrong
+    """
+
+    intent: str
+    record: Record
+    planned: Planned | None
+    reason: Reason
+    message: str
+    create: tuple[Manifest, ...] = ()
+    delete_pods: tuple[str, ...] = ()
+
+
+def plan_workers(observed: Observed, surroundings: Surroundings, now: float) -> Planning:
+    """Finds or makes the plan. Starts no worker by itself: without a plan there is nothing to start."""
+    resource = observed.resource
+    config_map = observed.child("ConfigMap", plan_name(resource))
+    ours = config_map is not None and owned_by(config_map, resource)
+    record = Record.from_config_map(config_map if ours else None)
+    base = Planning(intent_hash(resource), record, None, Reason.INSPECTING_MODEL, "")
+
+    refused = unsupported(resource.spec)
+    if refused:
+        return replace(base, reason=Reason.NOT_SUPPORTED, message="; ".join(refused))
+    if base.intent in record.planned:
+        return _with(base, record.planned[base.intent])
+    try:
+        looked, shape = _look(base, observed, surroundings, now)
+    except SizingError as error:
+        return _wrong(base, error)
+    if shape is None:
+        return looked
+    try:
+        return _fresh(looked, observed, surroundings, shape)
+    except SizingError as error:
+        return _wrong(looked, error)
+
+
+def _wrong(base: Planning, error: SizingError) -> Planning:
+    return replace(base, reason=_REASONS.get(error.reason, Reason.INVALID_SPEC), message=str(error))
+
+
+def _with(base: Planning, planned: Planned) -> Planning:
+    kv = planned.plan["kv"]
+    message = (
+        f"{kv['precision']}, blocks of {kv['blockSizeTokens']} tokens, {kv['capacityTokens']} tokens of KV cache,"
+        f" batch limit {planned.plan['batchLimit']}, context {planned.plan['maxContextTokens']} tokens"
+    )
+    return replace(base, planned=planned, reason=Reason.FITS, message=message)
+
+
+def _fresh(base: Planning, observed: Observed, surroundings: Surroundings, shape: ModelShape) -> Planning:
+    resource = observed.resource
+    plan = make_plan(resource.spec, shape)
+    image = resource.spec.worker.image or surroundings.worker_image
+    template = worker_template(resource, base.intent, image, plan.memory.weights_bytes)
+    planned = Planned(plan.to_json(), template)
+    return _with(replace(base, record=base.record.with_planned(base.intent, planned)), planned)
+
+
+def _look(
+    base: Planning, observed: Observed, surroundings: Surroundings, now: float
+) -> tuple[Planning, ModelShape | None]:
+    """The model's shape, or None with what to do or say until there is one."""
+    resource, pod = observed.resource, observed.inspector
+    model = model_hash(resource.spec)
+    shape = builtin_for(ModelUri.parse(resource.spec.model.uri))
+    if shape is None and model in base.record.shapes:
+        shape = ModelShape.from_json(base.record.shapes[model])
+    if shape is not None:
+        return replace(base, delete_pods=(pod.name,) if pod and not pod.terminating else ()), shape
+    looking = replace(base, message=f"reading the headers of {resource.spec.model.uri}")
+    if pod is None:
+        image = resource.spec.worker.image or surroundings.worker_image
+        return replace(looking, create=(inspect_pod(resource, model, image),)), None
+    if pod.terminating:
+        return looking, None
+    if pod.model != model:
+        return replace(looking, delete_pods=(pod.name,)), None
+    if pod.ending is None:
+        return looking, None
+    return _after(base, pod.ending, model, resource, now)
+
+
+def _after(
+    base: Planning, ending: Ending, model: str, resource: LLMDeployment, now: float
+) -> tuple[Planning, ModelShape | None]:
+    """What an inspect pod that has ended means. Its pod stays until its answer is kept, or it is time to look again."""
+    name = inspect_name(resource)
+    if ending.exit_code == 0:
+        content = _read_shape(ending.message)
+        shape = ModelShape.from_json(content)
+        return replace(base, record=base.record.with_shape(model, content)), shape
+    again = now - ending.finished_at >= LOOK_AGAIN_S
+    failed = _failure(ending.exit_code, ending.message, resource.spec.model.uri)
+    message = f"{failed}; looking again every {LOOK_AGAIN_S:.0f} s"
+    waiting = replace(base, reason=_REASONS[failed.reason], message=message)
+    return replace(waiting, delete_pods=(name,) if again else ()), None
+
+
+def _read_shape(message: str) -> dict[str, object]:
+    try:
+        content = json.loads(message)
+    except json.JSONDecodeError as error:
+        raise InvalidModel(f"the inspect pod did not answer with a shape but with '{message[:200]}'") from error
+    if not isinstance(content, dict):
+        raise InvalidModel(f"the inspect pod did not answer with a shape but with '{message[:200]}'")
+    return content
+
+
+def _failure(exit_code: int, message: str, uri: str) -> SizingError:
+    words = message or f"the inspect pod ended with status {exit_code}"
+    if exit_code == EXIT_NOT_FOUND:
+        return ModelNotFound(words)
+    return ModelDownloadFailed(words) if uri.startswith("hf://") else InvalidModel(words)

@@ -1,0 +1,164 @@
+"""One pass: from what is seen to what is to be done."""
+
+from dataclasses import dataclass
+
+from kvtide_operator.api import names
+from kvtide_operator.api.conditions import Reason
+from kvtide_operator.api.plan import Plan
+from kvtide_operator.children.deployment import deployment
+from kvtide_operator.children.disruption_budget import disruption_budget
+from kvtide_operator.children.manifest import Manifest, owned_by
+from kvtide_operator.children.network_policy import network_policy
+from kvtide_operator.children.plan_config_map import plan_config_map
+from kvtide_operator.children.secret import admin_secret, token_of
+from kvtide_operator.children.service import service
+from kvtide_operator.children.worker_template import admin_secret_name
+from kvtide_operator.plan.record import Planned, Record
+from kvtide_operator.reconcile import conditions as judge
+from kvtide_operator.reconcile.actions import Actions
+from kvtide_operator.reconcile.diff import differs
+from kvtide_operator.reconcile.limits import limit_batches
+from kvtide_operator.reconcile.news import events
+from kvtide_operator.reconcile.observed import Live, Observed, Surroundings
+from kvtide_operator.reconcile.planning import Planning, plan_workers
+from kvtide_operator.reconcile.pods import Trouble
+from kvtide_operator.reconcile.scaling import scale
+from kvtide_operator.reconcile.status import build_status, fullest, ready_states
+from kvtide_operator.reconcile.workers import count, deployment_trouble
+
+# Nothing runs and nothing starts: only an event, or somebody else's change, makes a difference.
+RESTING_S = 30.0
+
+
+@dataclass(frozen=True)
+class _InForce:
+    """What the Deployment runs: the present plan, or while there is none the one that its workers have."""
+
+    intent: str
+    planned: Planned
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.model_validate(self.planned.plan)
+
+
+def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Actions:
+    """Decides everything for one resource. Pure: the same sight at the same time gives the same actions."""
+    resource = observed.resource
+    planning = plan_workers(observed, surroundings, now)
+    live = observed.child("Deployment", resource.name)
+    ours = live is not None and owned_by(live, resource)
+    live_replicas = live["spec"].get("replicas", 1) if live is not None and ours else None
+    in_force = _in_force(planning, live if ours else None)
+
+    scaling = scale(observed, live_replicas, now)
+    limits = limit_batches(observed, now)
+    wanted = _children(observed, surroundings, planning, in_force, scaling.replicas)
+    taken = _taken(observed, wanted)
+    changed = [manifest for manifest in wanted if _write(observed, manifest)]
+
+    desired = scaling.replicas if in_force else 0
+    force = count(observed.workers, desired, in_force.intent if in_force else None)
+    troubles = taken + _troubles(observed, live if ours else None) + force.troubles
+    plan = in_force.plan if in_force else None
+    verdicts = [
+        judge.planned(planning),
+        judge.progressing(planning, force),
+        judge.available(force),
+        judge.ready(planning, force),
+        judge.scaling_active(resource.spec.autoscaling.mode, scaling.decision),
+        judge.memory_within_plan(plan.memory if plan else None, fullest(ready_states(observed))),
+        judge.degraded(troubles),
+    ]
+    before = list(resource.status.conditions or [])
+    stamped = judge.stamp(verdicts, before, resource.generation, now)
+    fewer = live_replicas is not None and scaling.replicas < live_replicas
+    busy = bool(observed.workers) or desired > 0 or planning.reason is Reason.INSPECTING_MODEL
+    return Actions(
+        status=build_status(observed, plan, force, scaling.status, limits.workers, stamped),
+        requeue_s=surroundings.resync_s if busy else RESTING_S,
+        deletion_costs=_deletion_costs(observed) if fewer else {},
+        apply=tuple(changed),
+        create=planning.create,
+        delete_pods=planning.delete_pods,
+        limits=limits.pushes,
+        events=(*events(before, stamped, scaling.news), *limits.events),
+        decision=scaling.news,
+    )
+
+
+def _in_force(planning: Planning, live: Live | None) -> _InForce | None:
+    if planning.planned is not None:
+        return _InForce(planning.intent, planning.planned)
+    if live is None:
+        return None
+    running = live["spec"]["template"]["metadata"]["labels"].get(names.INTENT_LABEL, "")
+    kept = planning.record.planned.get(running)
+    return _InForce(running, kept) if kept else None
+
+
+def _children(
+    observed: Observed,
+    surroundings: Surroundings,
+    planning: Planning,
+    in_force: _InForce | None,
+    replicas: int,
+) -> list[Manifest]:
+    """The children in the order in which they are made: what a pod mounts comes before the pod."""
+    resource = observed.resource
+    if in_force is None:
+        empty = planning.record == Record()
+        return [] if empty else [plan_config_map(resource, planning.record)]
+    in_use = {pod.intent for pod in observed.workers if pod.intent}
+    record = planning.record.keep({in_force.intent, *in_use})
+    token = token_of(observed.child("Secret", admin_secret_name(resource))) or surroundings.fresh_token
+    weights = in_force.plan.memory.weights_bytes
+    return [
+        plan_config_map(resource, record),
+        admin_secret(resource, token),
+        service(resource),
+        network_policy(resource, surroundings.operator_namespace),
+        disruption_budget(resource),
+        deployment(resource, in_force.planned.template, replicas, weights),
+    ]
+
+
+def _write(observed: Observed, manifest: Manifest) -> bool:
+    live = observed.child(manifest["kind"], manifest["metadata"]["name"])
+    if live is None:
+        return True
+    return owned_by(live, observed.resource) and differs(manifest, live)
+
+
+def _taken(observed: Observed, wanted: list[Manifest]) -> tuple[Trouble, ...]:
+    """Objects that stand where children belong, and are not this resource's."""
+    found = []
+    for manifest in wanted:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        live = observed.child(kind, name)
+        if live is not None and not owned_by(live, observed.resource):
+            message = f"{kind} {name} exists and belongs to somebody else: remove it, or rename this resource"
+            found.append(Trouble(Reason.NAME_TAKEN, message))
+    return tuple(found)
+
+
+def _troubles(observed: Observed, live: Live | None) -> tuple[Trouble, ...]:
+    """What keeps pods from being made, or the inspect pod from looking."""
+    found = []
+    refused = deployment_trouble(live)
+    if refused is not None:
+        found.append(Trouble(Reason.APPLY_REFUSED, refused))
+    inspector = observed.inspector
+    if inspector is not None and inspector.trouble is not None and not inspector.terminating:
+        found.append(inspector.trouble)
+    return tuple(found)
+
+
+def _deletion_costs(observed: Observed) -> dict[str, int]:
+    """The live tokens of every ready worker as its cost, so that the emptiest goes first."""
+    costs = {}
+    for pod in observed.ready:
+        sample = observed.samples.get(pod.name)
+        if sample is not None and sample.state.kv.live_tokens != pod.deletion_cost:
+            costs[pod.name] = sample.state.kv.live_tokens
+    return costs

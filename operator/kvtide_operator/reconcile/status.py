@@ -1,0 +1,87 @@
+"""The status of one pass, and what becomes of it when a child was refused or the pass itself failed."""
+
+from kvtide_operator.api.conditions import Condition, ConditionType, Reason
+from kvtide_operator.api.names import worker_selector
+from kvtide_operator.api.plan import Plan
+from kvtide_operator.api.resource import LLMDeployment
+from kvtide_operator.api.status import (
+    AutoscalingStatus,
+    KVStatus,
+    MeasuredMemory,
+    MemoryStatus,
+    PredictedMemory,
+    Status,
+    WorkerStatus,
+)
+from kvtide_operator.autoscale.worker_state import WorkerState
+from kvtide_operator.reconcile.conditions import degraded, stamp
+from kvtide_operator.reconcile.observed import Observed
+from kvtide_operator.reconcile.pods import Trouble
+from kvtide_operator.reconcile.workers import Workforce
+
+
+def fullest(states: list[WorkerState]) -> MeasuredMemory | None:
+    """The measured memory of the worker that uses the most."""
+    measured = [state.memory.measured for state in states]
+    return max(measured, key=lambda memory: memory.device_bytes - memory.free_bytes, default=None)
+
+
+def ready_states(observed: Observed) -> list[WorkerState]:
+    """The states of ready workers that answered."""
+    return [observed.samples[pod.name].state for pod in observed.ready if pod.name in observed.samples]
+
+
+def _kv(states: list[WorkerState]) -> KVStatus | None:
+    if not states:
+        return None
+    capacity = sum(state.kv.capacity_tokens for state in states)
+    used = sum(state.kv.utilization * state.kv.capacity_tokens for state in states) / capacity
+    return KVStatus(
+        capacity_tokens=capacity,
+        live_tokens=sum(state.kv.live_tokens for state in states),
+        utilization=round(used, 4),
+        utilization_percent=round(100 * used),
+    )
+
+
+def build_status(
+    observed: Observed,
+    plan: Plan | None,
+    force: Workforce,
+    autoscaling: AutoscalingStatus,
+    workers: tuple[WorkerStatus, ...],
+    conditions: list[Condition],
+) -> Status:
+    """The status of this pass."""
+    states = ready_states(observed)
+    memory = MemoryStatus(
+        predicted=PredictedMemory.model_validate(plan.memory.to_json()) if plan else None,
+        measured=fullest(states),
+    )
+    return Status(
+        observed_generation=observed.resource.generation,
+        replicas=len(observed.workers),
+        ready_replicas=force.ready,
+        selector=worker_selector(observed.resource.name),
+        plan=plan,
+        memory=memory if plan or memory.measured else None,
+        kv=_kv(states),
+        batch_limit=min((worker.batch_limit for worker in workers), default=None),
+        workers=list(workers),
+        autoscaling=autoscaling,
+        conditions=conditions,
+    )
+
+
+def with_troubles(status: Status, before: LLMDeployment, troubles: tuple[Trouble, ...], now: float) -> Status:
+    """The status with what went wrong while the actions were carried out put before all other troubles."""
+    if not troubles:
+        return status
+    conditions = list(status.conditions or [])
+    known = next((c for c in conditions if c.type is ConditionType.DEGRADED and c.status == "True"), None)
+    if known is not None:
+        troubles = (*troubles, Trouble(Reason(known.reason), known.message))
+    previous = list(before.status.conditions or [])
+    judged = stamp([degraded(troubles)], previous, before.generation, now)
+    others = [c for c in conditions if c.type is not ConditionType.DEGRADED]
+    return status.model_copy(update={"conditions": others + judged})

@@ -1,0 +1,49 @@
+"""How the worker pods stand against what is wanted: the facts that several conditions judge."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvtide_operator.reconcile.pods import PodView, Trouble
+
+
+@dataclass(frozen=True)
+class Workforce:
+    """Numbers of pods. `current` are those of the present intent that are ready.
+
+    total: pods that exist and are not on their way out
+    """
+
+    desired: int
+    total: int
+    ready: int
+    current: int
+    terminating: int
+    troubles: tuple[Trouble, ...]
+
+    @property
+    def complete(self) -> bool:
+        return self.ready == self.current == self.desired == self.total
+
+
+def count(workers: tuple[PodView, ...], desired: int, intent: str | None) -> Workforce:
+    """Counts the pods of a resource that should have `desired` workers of this intent."""
+    staying = [pod for pod in workers if not pod.terminating]
+    ready = [pod for pod in staying if pod.ready]
+    return Workforce(
+        desired=desired,
+        total=len(staying),
+        ready=len(ready),
+        current=len([pod for pod in ready if pod.intent == intent]),
+        terminating=len(workers) - len(staying),
+        troubles=tuple(pod.trouble for pod in staying if pod.trouble is not None and not pod.ready),
+    )
+
+
+def deployment_trouble(deployment: Mapping[str, Any] | None) -> str | None:
+    """Why the Deployment cannot even create pods, such as a quota; None where it can."""
+    conditions = ((deployment or {}).get("status") or {}).get("conditions") or []
+    for condition in conditions:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            return str(condition.get("message") or condition.get("reason"))
+    return None
