@@ -1,0 +1,104 @@
+"""The operator has the rights that it says it uses, and none elsewhere where it serves only some namespaces."""
+
+import re
+from collections.abc import Iterable
+
+import pytest
+
+from tests.chart.conftest import NAMESPACE, ROOT, Manifest, Render, of_kind
+
+Right = tuple[str, str, str]
+LEASE = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}
+
+
+def rights(roles: Iterable[Manifest]) -> set[Right]:
+    """(group, resource, verb) of every rule."""
+    return {
+        (group, resource, verb)
+        for role in roles
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def documented() -> set[Right]:
+    """The rights of the table in the operator's README, which its authors keep beside the code."""
+    text = (ROOT / "operator" / "kvtide_operator" / "README.md").read_text()
+    rows = re.findall(r"^\| (core|`[\w.]+`) \| (`.+`) \| ([a-z, ]+) \|$", text, re.MULTILINE)
+    return {
+        ("" if group == "core" else group.strip("`"), resource, verb)
+        for group, resources, verbs in rows
+        for resource in re.findall(r"`([\w/]+)`", resources)
+        for verb in verbs.split(", ")
+    }
+
+
+def operators_roles(objects: list[Manifest], kind: str) -> list[Manifest]:
+    """Those that a binding gives to the operator's account, in contrast to the roles for people."""
+    bound = {
+        (binding["roleRef"]["name"], binding["metadata"].get("namespace"))
+        for binding in of_kind(objects, f"{kind}Binding")
+        if binding["roleRef"]["kind"] == kind
+    }
+    return [
+        role
+        for role in of_kind(objects, kind)
+        if (role["metadata"]["name"], role["metadata"].get("namespace")) in bound
+    ]
+
+
+def test_the_cluster_role_is_what_the_operator_says_it_uses(render: Render) -> None:
+    assert len(documented()) > 20
+    assert rights(operators_roles(render(), "ClusterRole")) == documented()
+
+
+def test_in_its_own_namespace_it_may_hold_its_lease_and_nothing_else(render: Render) -> None:
+    (role,) = operators_roles(render(), "Role")
+    assert role["metadata"]["namespace"] == NAMESPACE
+    assert rights([role]) == LEASE
+    for rule in role["rules"]:
+        assert rule["verbs"] == ["create"] or rule["resourceNames"] == ["kvtide-operator"]
+
+
+def test_with_namespaces_it_has_the_same_rights_there_and_none_in_the_cluster(render: Render) -> None:
+    objects = render("watchNamespaces={team-a,team-b}")
+    assert operators_roles(objects, "ClusterRole") == []
+    for namespace in ("team-a", "team-b"):
+        roles = [r for r in operators_roles(objects, "Role") if r["metadata"]["namespace"] == namespace]
+        assert rights(roles) == documented()
+
+
+def test_somebody_without_rights_in_the_cluster_can_install_it_for_their_namespace(render: Render) -> None:
+    objects = render(f"watchNamespaces={{{NAMESPACE}}}", "crd.install=false", "rbac.aggregateToDefaultRoles=false")
+    assert {found["metadata"].get("namespace") for found in objects} == {NAMESPACE}
+
+
+@pytest.mark.parametrize("settings", [[], ["watchNamespaces={team-a}"]], ids=["cluster", "namespaces"])
+def test_no_wildcards_and_no_way_to_more_rights(render: Render, settings: list[str]) -> None:
+    objects = render(*settings)
+    granted = rights(of_kind(objects, "ClusterRole") + of_kind(objects, "Role"))
+    assert not [right for right in granted if "*" in right]
+    assert not {verb for _, _, verb in granted} & {"bind", "escalate", "impersonate"}
+    assert not [right for right in granted if right[0] == "rbac.authorization.k8s.io"]
+
+
+def test_every_binding_names_the_account_that_the_pod_runs_as(render: Render) -> None:
+    objects = render("serviceAccount.create=false", "serviceAccount.name=ours", "watchNamespaces={team-a}")
+    (deployment,) = of_kind(objects, "Deployment")
+    assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == "ours"
+    assert of_kind(objects, "ServiceAccount") == []
+    for binding in of_kind(objects, "RoleBinding"):
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "ours", "namespace": NAMESPACE}]
+
+
+def test_people_get_what_view_and_edit_promise(render: Render) -> None:
+    """https://kubernetes.io/docs/reference/access-authn-authz/rbac/#user-facing-roles: view reads, edit writes."""
+    roles = {role["metadata"]["name"].rsplit("-", 1)[-1]: role for role in of_kind(render(), "ClusterRole")}
+    reading, writing = {"get", "list", "watch"}, {"create", "update", "patch", "delete", "deletecollection"}
+    assert {verb for _, _, verb in rights([roles["view"]])} == reading
+    assert {verb for _, _, verb in rights([roles["edit"]])} == writing
+    assert roles["view"]["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert roles["edit"]["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert ("serving.kvtide.dev", "llmdeployments/status", "patch") not in rights([roles["edit"]])
