@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pydantic
+
 from kvtide_operator.api.spec import LLMDeploymentSpec
 from kvtide_operator.api.status import Status
 
@@ -21,7 +23,7 @@ class LLMDeployment:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "LLMDeployment":
-        """Reads the API server's JSON. Raises pydantic.ValidationError where it does not fit the model."""
+        """Reads the API server's JSON. Raises pydantic.ValidationError where the spec does not fit the model."""
         metadata = document["metadata"]
         return cls(
             namespace=metadata["namespace"],
@@ -29,10 +31,18 @@ class LLMDeployment:
             uid=metadata["uid"],
             generation=metadata.get("generation", 0),
             spec=LLMDeploymentSpec.model_validate(document.get("spec", {})),
-            status=Status.model_validate(document.get("status") or {}),
+            status=last_status(document),
         )
 
     @property
     def served_name(self) -> str:
         """The model's name in requests and answers."""
         return self.spec.model.served_name or self.name
+
+
+def last_status(document: Mapping[str, Any]) -> Status:
+    """What was last reported. A status that an older version wrote and this one cannot read is made anew."""
+    try:
+        return Status.model_validate(document.get("status") or {})
+    except pydantic.ValidationError:
+        return Status()

@@ -46,6 +46,7 @@ class WorkerState(Api):
     """The whole account. Raises pydantic.ValidationError on JSON that is not one."""
 
     started_at: float
+    sampled_at: float
     kv: KVState
     requests: RequestState
     limits: LimitState

@@ -3,8 +3,6 @@
 import json
 from dataclasses import dataclass, replace
 
-from kvtide_sizing.catalog import builtin_for
-
 from kvtide_operator.api.conditions import Reason
 from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.api.unsupported import unsupported
@@ -16,6 +14,7 @@ from kvtide_operator.plan.planner import make_plan
 from kvtide_operator.plan.record import Planned, Record
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.pods import Ending
+from kvtide_sizing.catalog import builtin_for
 from kvtide_sizing.errors import InvalidModel, ModelDownloadFailed, ModelNotFound, SizingError
 from kvtide_sizing.model_uri import ModelUri
 from kvtide_sizing.shape import ModelShape
@@ -68,7 +67,7 @@ def plan_workers(observed: Observed, surroundings: Surroundings, now: float) -> 
     if refused:
         return replace(base, reason=Reason.NOT_SUPPORTED, message="; ".join(refused))
     if base.intent in record.planned:
-        return _with(base, record.planned[base.intent])
+        return replace(_with(base, record.planned[base.intent]), delete_pods=_leftover(observed))
     try:
         looked, shape = _look(base, observed, surroundings, now)
     except SizingError as error:
@@ -113,7 +112,7 @@ def _look(
     if shape is None and model in base.record.shapes:
         shape = ModelShape.from_json(base.record.shapes[model])
     if shape is not None:
-        return replace(base, delete_pods=(pod.name,) if pod and not pod.terminating else ()), shape
+        return replace(base, delete_pods=_leftover(observed)), shape
     looking = replace(base, message=f"reading the headers of {resource.spec.model.uri}")
     if pod is None:
         image = resource.spec.worker.image or surroundings.worker_image
@@ -125,6 +124,12 @@ def _look(
     if pod.ending is None:
         return looking, None
     return _after(base, pod.ending, model, resource, now)
+
+
+def _leftover(observed: Observed) -> tuple[str, ...]:
+    """The inspect pod, once what it read is kept."""
+    pod = observed.inspector
+    return (pod.name,) if pod is not None and not pod.terminating else ()
 
 
 def _after(

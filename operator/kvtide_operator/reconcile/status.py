@@ -3,7 +3,6 @@
 from kvtide_operator.api.conditions import Condition, ConditionType, Reason
 from kvtide_operator.api.names import worker_selector
 from kvtide_operator.api.plan import Plan
-from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.api.status import (
     AutoscalingStatus,
     KVStatus,
@@ -73,7 +72,9 @@ def build_status(
     )
 
 
-def with_troubles(status: Status, before: LLMDeployment, troubles: tuple[Trouble, ...], now: float) -> Status:
+def with_troubles(
+    status: Status, previous: Status, generation: int, troubles: tuple[Trouble, ...], now: float
+) -> Status:
     """The status with what went wrong while the actions were carried out put before all other troubles."""
     if not troubles:
         return status
@@ -81,7 +82,6 @@ def with_troubles(status: Status, before: LLMDeployment, troubles: tuple[Trouble
     known = next((c for c in conditions if c.type is ConditionType.DEGRADED and c.status == "True"), None)
     if known is not None:
         troubles = (*troubles, Trouble(Reason(known.reason), known.message))
-    previous = list(before.status.conditions or [])
-    judged = stamp([degraded(troubles)], previous, before.generation, now)
+    judged = stamp([degraded(troubles)], list(previous.conditions or []), generation, now)
     others = [c for c in conditions if c.type is not ConditionType.DEGRADED]
     return status.model_copy(update={"conditions": others + judged})

@@ -1,0 +1,100 @@
+"""One pass with its reading and writing around it: what the work queue calls."""
+
+import logging
+import secrets
+import time
+
+import pydantic
+
+from kvtide_operator.api import names
+from kvtide_operator.api.resource import LLMDeployment, last_status
+from kvtide_operator.edge.apply import carry_out, write_status
+from kvtide_operator.edge.events import EventRecorder
+from kvtide_operator.edge.kube import Json, Kube
+from kvtide_operator.edge.metrics import Metrics
+from kvtide_operator.edge.observe import observe
+from kvtide_operator.edge.worker_client import WorkerClient
+from kvtide_operator.reconcile.broken import failed_pass, unreadable_spec
+from kvtide_operator.reconcile.observed import Surroundings
+from kvtide_operator.reconcile.reconcile import RESTING_S, reconcile
+from kvtide_operator.reconcile.status import with_troubles
+from kvtide_operator.settings import OperatorSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Controller:
+    """Holds the connections; remembers nothing about resources but what it has posted and exported."""
+
+    def __init__(self, kube: Kube, settings: OperatorSettings, metrics: Metrics) -> None:
+        self._kube = kube
+        self._settings = settings
+        self._metrics = metrics
+        self._workers = WorkerClient()
+        self._events = EventRecorder(kube, settings.identity)
+        self._uids: dict[tuple[str, str], str] = {}
+
+    async def close(self) -> None:
+        """Closes the connections to workers."""
+        await self._workers.close()
+
+    async def reconcile(self, namespace: str, name: str) -> float | None:
+        """One pass over one resource: seconds until the next, None once it is gone.
+
+        What goes wrong in it is that resource's: it is said in its status, counted, and raised for the queue to
+        try again.
+        """
+        document = await self._kube.get(names.KIND, namespace, name)
+        if document is None or "deletionTimestamp" in document["metadata"]:
+            self._forget(namespace, name)
+            return None
+        self._uids[(namespace, name)] = document["metadata"]["uid"]
+        began = time.monotonic()
+        try:
+            return await self._pass(document)
+        except Exception as error:
+            self._metrics.failed(namespace, name)
+            await self._tell(document, error)
+            raise
+        finally:
+            self._metrics.passed(namespace, name, time.monotonic() - began)
+
+    async def _pass(self, document: Json) -> float | None:
+        now = time.time()
+        try:
+            resource = LLMDeployment.parse(document)
+        except pydantic.ValidationError as error:
+            generation = document["metadata"]["generation"]
+            status = unreadable_spec(last_status(document), generation, error, now)
+            await write_status(self._kube, document, status)
+            return RESTING_S
+        observed = await observe(self._kube, self._workers, resource)
+        surroundings = Surroundings(
+            worker_image=self._settings.worker_image,
+            operator_namespace=self._settings.operator_namespace,
+            fresh_token=secrets.token_urlsafe(32),
+            resync_s=self._settings.resync_seconds,
+        )
+        actions = reconcile(observed, surroundings, now)
+        troubles = await carry_out(self._kube, self._workers, observed, actions)
+        status = with_troubles(actions.status, resource.status, resource.generation, troubles, now)
+        await write_status(self._kube, document, status)
+        self._metrics.report(resource, status, actions.decision)
+        for event in actions.events:
+            await self._events.post(resource, event, now)
+        return actions.requeue_s
+
+    async def _tell(self, document: Json, error: Exception) -> None:
+        """Says in the status that the pass failed. Where even that fails, the log of the first error is enough."""
+        try:
+            resource = LLMDeployment.parse(document)
+            await write_status(self._kube, document, failed_pass(resource, error, time.time()))
+        except Exception as second:
+            metadata = document["metadata"]
+            logger.warning("%s/%s: no status: %s", metadata["namespace"], metadata["name"], second)
+
+    def _forget(self, namespace: str, name: str) -> None:
+        self._metrics.forget(namespace, name)
+        uid = self._uids.pop((namespace, name), None)
+        if uid is not None:
+            self._events.forget(uid)

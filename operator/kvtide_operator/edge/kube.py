@@ -1,0 +1,146 @@
+"""The Kubernetes API as the operator uses it: plain JSON over the official client's asynchronous side."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import client, config
+from kubernetes.aio.client.exceptions import ApiException
+
+from kvtide_operator.api import names
+
+Json = dict[str, Any]
+
+TIMEOUT = aiohttp.ClientTimeout(total=30, connect=10)
+CONNECTIONS = 32
+
+# Where each kind lives: (path of its group and version, plural).
+_PATHS = {
+    names.KIND: (f"/apis/{names.API_VERSION}", names.PLURAL),
+    "Deployment": ("/apis/apps/v1", "deployments"),
+    "Pod": ("/api/v1", "pods"),
+    "Service": ("/api/v1", "services"),
+    "Secret": ("/api/v1", "secrets"),
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Event": ("/api/v1", "events"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+}
+
+
+class ApiError(Exception):
+    """The API server said no. `status` is HTTP's, 0 where it did not answer; the message is its own."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Kube:
+    """One connection pool to the API server. Every method raises ApiError, and nothing else, when that says no."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+
+    @classmethod
+    async def connect(cls) -> "Kube":
+        """With the pod's service account; outside of a cluster with KUBECONFIG or ~/.kube/config."""
+        configuration = client.Configuration()
+        loader: Any = config  # the generated client has annotations in part only
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            loader.load_incluster_config(client_configuration=configuration)
+        else:
+            kubeconfig = os.environ.get("KUBECONFIG")
+            await loader.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+        configuration.connection_pool_maxsize = CONNECTIONS
+        return cls(client.ApiClient(configuration))
+
+    async def close(self) -> None:
+        """Closes the pool."""
+        await self._api.close()
+
+    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
+        """One object, None where there is none."""
+        try:
+            return await self._call("GET", _path(kind, namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list_all(self, kind: str, namespace: str | None, selector: str = "") -> list[Json]:
+        """All objects of a kind with these labels, in one namespace or (None) in all."""
+        query = [("labelSelector", selector)] if selector else []
+        answer = await self._call("GET", _path(kind, namespace), query)
+        items: list[Json] = answer.get("items", [])
+        return items
+
+    async def apply(self, manifest: Json, subresource: str = "") -> None:
+        """Server-side apply as our field manager, taking over fields that are ours to write."""
+        metadata = manifest["metadata"]
+        path = _path(manifest["kind"], metadata["namespace"], metadata["name"]) + subresource
+        query = [("fieldManager", names.FIELD_MANAGER), ("force", "true")]
+        await self._call("PATCH", path, query, manifest, "application/apply-patch+yaml")
+
+    async def merge(self, kind: str, namespace: str, name: str, change: Json) -> None:
+        """A merge patch."""
+        query = [("fieldManager", names.FIELD_MANAGER)]
+        path = _path(kind, namespace, name)
+        await self._call("PATCH", path, query, change, "application/merge-patch+json")
+
+    async def create(self, manifest: Json) -> None:
+        """Creates an object; ApiError 409 where it exists."""
+        path = _path(manifest["kind"], manifest["metadata"]["namespace"])
+        await self._call("POST", path, [("fieldManager", names.FIELD_MANAGER)], manifest)
+
+    async def replace(self, manifest: Json) -> None:
+        """Replaces an object at its resourceVersion; ApiError 409 where it has changed meanwhile."""
+        metadata = manifest["metadata"]
+        await self._call("PUT", _path(manifest["kind"], metadata["namespace"], metadata["name"]), [], manifest)
+
+    async def delete(self, kind: str, namespace: str, name: str) -> None:
+        """Deletes an object; no error where there is none."""
+        try:
+            await self._call("DELETE", _path(kind, namespace, name))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        try:
+            verb, url, headers, sent, _ = await self._api.param_serialize(
+                method, path, query_params=query, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            response = await self._api.call_api(verb, url, headers, sent, _request_timeout=TIMEOUT)
+            content = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError, ApiException) as error:
+            raise ApiError(0, f"{method} {path}: {type(error).__name__} {error}") from error
+        if not 200 <= response.status < 300:
+            raise ApiError(response.status, _message(content) or f"{method} {path}: HTTP {response.status}")
+        answer: Json = json.loads(content)
+        return answer
+
+
+def _path(kind: str, namespace: str | None, name: str = "") -> str:
+    group, plural = _PATHS[kind]
+    place = f"/namespaces/{namespace}" if namespace else ""
+    return f"{group}{place}/{plural}" + (f"/{name}" if name else "")
+
+
+def _message(content: bytes) -> str:
+    """The API server's own words, from the Status object that it answers errors with."""
+    try:
+        return str(json.loads(content).get("message", ""))
+    except (ValueError, AttributeError):
+        return content.decode(errors="replace")[:500]

@@ -1,0 +1,53 @@
+"""Reads everything that one pass looks at, all at once."""
+
+import asyncio
+from dataclasses import replace
+
+from kvtide_operator.api.names import worker_selector
+from kvtide_operator.api.resource import LLMDeployment
+from kvtide_operator.children.inspect_pod import inspect_name
+from kvtide_operator.children.secret import token_of
+from kvtide_operator.children.worker_template import admin_secret_name, plan_name
+from kvtide_operator.edge.kube import Json, Kube
+from kvtide_operator.edge.worker_client import WorkerClient
+from kvtide_operator.reconcile.observed import Observed
+from kvtide_operator.reconcile.pods import PodView
+
+
+def child_names(resource: LLMDeployment) -> list[tuple[str, str]]:
+    """Kind and name of every child that is compared with what is wanted."""
+    return [
+        ("Deployment", resource.name),
+        ("Service", resource.name),
+        ("Secret", admin_secret_name(resource)),
+        ("ConfigMap", plan_name(resource)),
+        ("PodDisruptionBudget", resource.name),
+        ("NetworkPolicy", resource.name),
+    ]
+
+
+async def observe(kube: Kube, workers: WorkerClient, resource: LLMDeployment) -> Observed:
+    """What belongs to the resource right now. Raises ApiError where the API server does not say."""
+    wanted = child_names(resource)
+    pods, inspector, *found = await asyncio.gather(
+        kube.list_all("Pod", resource.namespace, worker_selector(resource.name)),
+        _some(kube, resource, "Pod", inspect_name(resource)),
+        *(_some(kube, resource, kind, name) for kind, name in wanted),
+    )
+    children = {key: live[0] for key, live in zip(wanted, found, strict=True) if live}
+    seen = Observed(
+        resource=resource,
+        children=children,
+        workers=tuple(PodView.parse(pod) for pod in pods),
+        inspector=PodView.parse(inspector[0]) if inspector else None,
+    )
+    token = token_of(children.get(("Secret", admin_secret_name(resource))))
+    if token is None:
+        return seen
+    return replace(seen, samples=await workers.samples(seen.ready, token))
+
+
+async def _some(kube: Kube, resource: LLMDeployment, kind: str, name: str) -> list[Json]:
+    """The object in a list, empty where there is none: `gather` keeps one type for all."""
+    live = await kube.get(kind, resource.namespace, name)
+    return [] if live is None else [live]

@@ -1,0 +1,82 @@
+"""The workers' admin port: reads state, pushes limits. Timeouts are short: a worker that hangs holds nobody up."""
+
+import asyncio
+import email.utils
+import time
+from collections.abc import Iterable
+
+import aiohttp
+import pydantic
+
+from kvtide_operator.api.names import ADMIN_PORT
+from kvtide_operator.autoscale.worker_state import WorkerState
+from kvtide_operator.reconcile.observed import Sample
+from kvtide_operator.reconcile.pods import PodView
+
+TIMEOUT = aiohttp.ClientTimeout(total=3, connect=1)
+
+
+class WorkerError(Exception):
+    """A worker did not answer, or not with what was asked."""
+
+
+class WorkerClient:
+    """One HTTP session for all workers."""
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(timeout=TIMEOUT)
+
+    async def close(self) -> None:
+        """Closes the session."""
+        await self._session.close()
+
+    async def samples(self, pods: Iterable[PodView], token: str) -> dict[str, Sample]:
+        """The states of these pods, read at once; a pod that does not answer is left out."""
+        asked = [pod for pod in pods if pod.ip is not None]
+        answers = await asyncio.gather(*(self._state(str(pod.ip), token) for pod in asked), return_exceptions=True)
+        found = {}
+        for pod, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, Sample):
+                found[pod.name] = answer
+            elif not isinstance(answer, WorkerError):
+                raise answer
+        return found
+
+    async def push_limit(self, ip: str, token: str, batch_limit: int) -> None:
+        """Sets a worker's batch limit, live at its next step. Raises WorkerError."""
+        try:
+            async with self._session.put(
+                f"{_base(ip)}/v1/limits", json={"batchLimit": batch_limit}, headers=_bearer(token)
+            ) as response:
+                if response.status != 200:
+                    raise WorkerError(f"PUT /v1/limits: HTTP {response.status} {await response.text()}")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise WorkerError(f"PUT /v1/limits: {type(error).__name__} {error}") from error
+
+    async def _state(self, ip: str, token: str) -> Sample:
+        try:
+            async with self._session.get(f"{_base(ip)}/v1/state", headers=_bearer(token)) as response:
+                if response.status != 200:
+                    raise WorkerError(f"GET /v1/state: HTTP {response.status}")
+                content = await response.read()
+                answered_at = _answered_at(response.headers.get("Date"))
+            state = WorkerState.model_validate_json(content)
+        except (aiohttp.ClientError, TimeoutError, pydantic.ValidationError) as error:
+            raise WorkerError(f"GET /v1/state: {type(error).__name__} {error}") from error
+        return Sample(state, max(0.0, answered_at - state.sampled_at))
+
+
+def _answered_at(date: str | None) -> float:
+    """When the worker answered, by its own clock: another node's may be minutes off ours."""
+    try:
+        return email.utils.parsedate_to_datetime(date).timestamp() if date else time.time()
+    except ValueError:
+        return time.time()
+
+
+def _base(ip: str) -> str:
+    return f"http://[{ip}]:{ADMIN_PORT}" if ":" in ip else f"http://{ip}:{ADMIN_PORT}"
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
