@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvtide_sizing.device import Device, DeviceKind
 from kvtide_sizing.formats import Precision, bytes_per_token, layer_bytes_per_token
 from kvtide_sizing.quantity import KIB, MIB
-from kvtide_sizing.shape import ModelShape
+from kvtide_sizing.shape import WEIGHT_BYTES_PER_PARAMETER, ModelShape
 
 # Tokens that one step of the engine computes at most, prefill and decode together.
 STEP_TOKEN_BUDGET = 512
@@ -24,17 +24,19 @@ MAX_BATCH = {DeviceKind.CPU: 64, DeviceKind.GPU: 256}
 # One part in so many is kept for what allocators lose between allocations and what the kernel keeps for a process.
 RESERVE_PARTS = 25
 
-# Measured, then rounded up; docs/sizing.md says how. The engine's private memory with torch's CUDA build imported
-# and its CPU kernels used is 310 MiB, the hot part of its shared code comes on top.
-CPU_ENGINE_OVERHEAD = 384 * MIB
-# FastAPI, uvicorn and ZeroMQ are 40 MiB; vocabulary, merges and the reader of their file up to 4 KiB an entry.
-CPU_SERVER_OVERHEAD = 72 * MIB
-CPU_SERVER_OVERHEAD_PER_VOCAB_ENTRY = 4 * KIB
+# Measured, then rounded up; docs/sizing.md says how. The engine's private memory is 310 MiB with torch's CUDA build
+# imported and its CPU kernels used, and up to 90 MiB of heap that loading left behind.
+CPU_ENGINE_OVERHEAD = 400 * MIB
+# FastAPI, uvicorn and ZeroMQ are 40 MiB, the hot part of their code 20, the rest is for connections; a tokenizer's
+# entry takes 0.85 KiB with its merges, and up to 4 KiB while its file is read.
+CPU_SERVER_OVERHEAD = 96 * MIB
+CPU_SERVER_OVERHEAD_PER_VOCAB_ENTRY = 1 * KIB
+CPU_SERVER_LOAD_PER_VOCAB_ENTRY = 3 * KIB
 # Not measured: CUDA's context and modules, cuBLAS's workspace, what the allocator rounds up.
 GPU_OVERHEAD = 1536 * MIB
 
 # Dequantising a tensor holds it in float32 twice and once more in part, while its bfloat16 copy fills.
-LOAD_BYTES_PER_ELEMENT = 12
+DEQUANTISING_BYTES_PER_ELEMENT = 12
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Budget:
     step_bytes:    activations of a step that are there whatever the pool holds
     block_bytes:   one block of the pool
     gather_bytes:  activations that each block adds: attention copies a layer's live blocks into dense tensors
-    load_bytes:    what loading the largest weight takes beside the weights, before the pool is there
+    load_bytes:    what loading takes beside the weights at its peak, before the pool is there
     """
 
     weights_bytes: int
@@ -54,9 +56,14 @@ class Budget:
     block_bytes: int
     gather_bytes: int
 
+    @property
+    def load_peak_bytes(self) -> int:
+        """All that is taken at the peak of loading."""
+        return self.weights_bytes + self.overhead_bytes + self.load_bytes
+
     def num_blocks(self, device_bytes: int) -> int:
         """Blocks that a device of this size holds; 0 where not one fits, or the weights cannot be loaded."""
-        if self.weights_bytes + self.overhead_bytes + self.load_bytes > device_bytes:
+        if self.load_peak_bytes > device_bytes:
             return 0
         free = device_bytes - reserve_bytes(device_bytes) - self._fixed_bytes
         return max(0, free // (self.block_bytes + self.gather_bytes))
@@ -70,7 +77,7 @@ class Budget:
         used = self._fixed_bytes + num_blocks * (self.block_bytes + self.gather_bytes)
         # device - device // parts >= used  <=>  device > parts * (used - 1) / (parts - 1)
         with_reserve = RESERVE_PARTS * (used - 1) // (RESERVE_PARTS - 1) + 1
-        return max(with_reserve, self.weights_bytes + self.overhead_bytes + self.load_bytes)
+        return max(with_reserve, self.load_peak_bytes)
 
     @property
     def _fixed_bytes(self) -> int:
@@ -88,6 +95,20 @@ def overhead_bytes(shape: ModelShape, kind: DeviceKind) -> int:
         return GPU_OVERHEAD
     server = CPU_SERVER_OVERHEAD + shape.vocab_size * CPU_SERVER_OVERHEAD_PER_VOCAB_ENTRY
     return CPU_ENGINE_OVERHEAD + server
+
+
+def load_bytes(shape: ModelShape, kind: DeviceKind) -> int:
+    """What loading takes beside the weights at its peak. The embedding is loaded first, an untied head last."""
+    if kind is DeviceKind.GPU:
+        return 0  # weights are dequantised in the host's memory
+    embedding = shape.embedding_elements
+    last = shape.largest_projection_elements if shape.tied_embeddings else embedding
+    behind_embedding = shape.weights_bytes - embedding * WEIGHT_BYTES_PER_PARAMETER
+    dequantising = max(
+        last * DEQUANTISING_BYTES_PER_ELEMENT,
+        embedding * DEQUANTISING_BYTES_PER_ELEMENT - behind_embedding,
+    )
+    return dequantising + shape.vocab_size * CPU_SERVER_LOAD_PER_VOCAB_ENTRY
 
 
 def step_bytes(shape: ModelShape, context_tokens: int, batch: int) -> int:
@@ -110,8 +131,8 @@ def step_bytes(shape: ModelShape, context_tokens: int, batch: int) -> int:
     context = context_tokens * (2 * query * 2 + 2 * shape.head_dim * 4)
     # bf16 logits, float32 logits, and two more of them while sampling
     logits = batch * shape.vocab_size * (2 + 3 * 4)
-    # a matrix product's own copy of its weight
-    packed = shape.largest_matrix_elements * 2
+    # a matrix product's own copy of its weight, which oneDNN makes on processors without bfloat16
+    packed = max(shape.embedding_elements, shape.largest_projection_elements) * WEIGHT_BYTES_PER_PARAMETER
     return tokens + context + logits + packed
 
 
@@ -124,14 +145,14 @@ def budget(
     batch: int,
 ) -> Budget:
     """What this model takes of this kind of device, whatever its memory."""
-    # Keys and values of one layer, each padded to at most twice its tokens (sequences of a like length go together),
-    # and a quarter for indices and masks.
+    # Keys and values of one layer, padded to at most twice their tokens (sequences of a like length go together),
+    # and an eighth of that for indices and masks.
     widest_layer = max(layer_bytes_per_token(shape, precision))
     return Budget(
         weights_bytes=shape.weights_bytes,
         step_bytes=step_bytes(shape, context_tokens, batch),
         overhead_bytes=overhead_bytes(shape, device.kind),
-        load_bytes=shape.largest_matrix_elements * LOAD_BYTES_PER_ELEMENT,
+        load_bytes=load_bytes(shape, device.kind),
         block_bytes=block_size_tokens * bytes_per_token(shape, precision),
         gather_bytes=block_size_tokens * widest_layer * 9 // 4,
     )

@@ -45,7 +45,7 @@ class ModelUri:
     def parse(cls, text: str) -> ModelUri:
         """Read a model URI. Raises InvalidModelUri with the form that would work."""
         scheme, separator, rest = text.partition("://")
-        if not separator or scheme not in Scheme:
+        if not separator or scheme not in tuple(Scheme):
             _refuse(text, f"write {_FORMS}")
         if any(ord(character) <= 32 or ord(character) == 127 for character in text):
             _refuse(text, "it holds a space or a control character")

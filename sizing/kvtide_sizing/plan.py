@@ -150,7 +150,7 @@ def _context(case: _Case, workload: Workload) -> int:
         fitting = case.longest_context()
         if fitting:
             return fitting
-        asked = case.block_size
+        asked = min(case.block_size, most)
     if case.num_blocks(asked) < case.blocks_of(asked):
         raise _does_not_fit(case, asked)
     return asked
@@ -165,13 +165,16 @@ def _does_not_fit(case: _Case, context: int) -> DoesNotFit:
     def required(context_tokens: int, block_size: int) -> int:
         return replace(case, block_size=block_size).required_bytes(context_tokens)
 
+    loading = ""
+    if parts.load_peak_bytes == needed:
+        loading = f", at the peak of loading {format_bytes(parts.load_bytes)} beside weights and overhead"
     wish = Wish(case.device.kind, case.device.memory_bytes, context, case.block_size)
     changes = smallest_changes(wish, case.longest_context(), required)
     return DoesNotFit(
         f"{case.shape.name} needs {format_bytes(needed)} for one sequence of {context} tokens "
         f"(weights {format_bytes(parts.weights_bytes)}, KV {format_bytes(blocks * parts.block_bytes)}, "
         f"activations {format_bytes(parts.activations_bytes(blocks))}, "
-        f"overhead {format_bytes(parts.overhead_bytes)}, reserve {format_bytes(reserve_bytes(needed))}) "
+        f"overhead {format_bytes(parts.overhead_bytes)}, reserve {format_bytes(reserve_bytes(needed))}{loading}) "
         f"but the device has {format_bytes(case.device.memory_bytes)}; it fits {', or '.join(changes)}",
         needed_bytes=needed,
         device_bytes=case.device.memory_bytes,

@@ -40,9 +40,11 @@ def parse_quantity(text: str) -> int:
 
 
 def format_bytes(amount: int) -> str:
-    """'31.4 GiB', '512 MiB' or '900 KiB': for reading, rounded."""
-    if abs(amount) >= GIB:
+    """'31.4 GiB', '1.31 GiB', '512 MiB' or '900 KiB': for reading, rounded."""
+    if amount >= 10 * GIB:
         return f"{amount / GIB:.1f} GiB"
-    if abs(amount) >= MIB:
+    if amount >= GIB:
+        return f"{amount / GIB:.2f} GiB"
+    if amount >= MIB:
         return f"{amount / MIB:.0f} MiB"
     return f"{amount / KIB:.0f} KiB"

@@ -28,7 +28,10 @@ Required = Callable[[int, int], int]
 
 
 def smallest_changes(wish: Wish, longest_context: int, required: Required) -> tuple[str, ...]:
-    """At most three changes, those that keep the device first; longest_context is what this device holds, 0 for nothing."""
+    """At most three changes, each one enough, those that keep the device first.
+
+    longest_context: what this device holds, 0 for nothing.
+    """
     return tuple(islice(_changes(wish, longest_context, required), _MOST))
 
 
@@ -43,10 +46,11 @@ def _changes(wish: Wish, longest_context: int, required: Required) -> Iterator[s
     big_enough = [(mib, name) for name, mib in BUILTIN_GPUS_MIB.items() if mib * MIB >= needed]
     if wish.kind is DeviceKind.GPU and big_enough:
         yield f"on the device {min(big_enough)[1]}"
-    for fraction in (2, 4):
-        context = asked // fraction
-        if context >= block_size and longest_context < context:
-            memory = _memory(wish.kind, required(context, block_size))
+    offered = {_memory(wish.kind, needed)}
+    for context in (asked // 2, asked // 4):
+        memory = _memory(wish.kind, required(context, block_size)) if context >= block_size else ""
+        if memory and longest_context < context and memory not in offered:
+            offered.add(memory)
             yield f"with device.memory {memory} at maxContextTokens {context}"
 
 

@@ -60,10 +60,14 @@ class ModelShape:
         return self.parameters * WEIGHT_BYTES_PER_PARAMETER
 
     @property
-    def largest_matrix_elements(self) -> int:
-        """Elements of the largest single weight: an embedding, an MLP or an attention projection."""
-        rows = (self.vocab_size, self.intermediate_size, self.query_heads * self.head_dim)
-        return self.hidden_size * max(rows)
+    def embedding_elements(self) -> int:
+        """Elements of the embedding, and of the head that is tied to it or not."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def largest_projection_elements(self) -> int:
+        """Elements of the largest single weight of a layer."""
+        return self.hidden_size * max(self.intermediate_size, self.query_heads * self.head_dim)
 
     def to_json(self) -> dict[str, Any]:
         """The shape as JSON values. Equal neighbours among the layers are one entry with a count, so that a

@@ -48,10 +48,19 @@ class Workload:
             )
 
     @property
+    def expected_prompt_tokens(self) -> int:
+        """The mean prompt: the workload's own, or its profile's."""
+        return self.mean_prompt_tokens or _MEANS[self.profile][0]
+
+    @property
+    def expected_output_tokens(self) -> int:
+        """The mean output: the workload's own, or its profile's."""
+        return self.mean_output_tokens or _MEANS[self.profile][1]
+
+    @property
     def mean_sequence_tokens(self) -> int:
         """Prompt and output of an expected sequence together."""
-        prompt, output = _MEANS.get(self.profile, (0, 0))
-        return (self.mean_prompt_tokens or prompt) + (self.mean_output_tokens or output)
+        return self.expected_prompt_tokens + self.expected_output_tokens
 
 
 @dataclass(frozen=True)

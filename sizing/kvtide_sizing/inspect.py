@@ -1,0 +1,51 @@
+"""A model's shape from its files, reading headers only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvtide_sizing import catalog
+from kvtide_sizing.config_json import CONFIG_FILE, shape_of_folder
+from kvtide_sizing.errors import ModelDownloadFailed, ModelNotFound
+from kvtide_sizing.gguf_header import shape_of_gguf
+from kvtide_sizing.shape import ModelShape
+
+
+def inspect_model(path: str | Path) -> ModelShape:
+    """The shape of a safetensors folder or a .gguf file, named after it.
+
+    Raises ModelNotFound where there is neither, ModelDownloadFailed where it cannot be read, InvalidModel and
+    UnsupportedModel for what is in it.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir() and (path / CONFIG_FILE).is_file():
+            return shape_of_folder(path, path.resolve().name)
+        if path.is_file() and path.suffix == ".gguf":
+            return shape_of_gguf(path, path.stem)
+        raise ModelNotFound(_what_is_there(path))
+    except OSError as error:
+        raise ModelDownloadFailed(f"{path} cannot be read: {error.strerror}") from error
+
+
+def resolve_model(text: str) -> ModelShape:
+    """The shape of a built-in name, a folder or a .gguf file. Raises as `inspect_model`."""
+    if text.lower() in catalog.names():
+        return catalog.builtin(text)
+    if Path(text).exists():
+        return inspect_model(text)
+    raise ModelNotFound(
+        f"'{text}' is neither a file or folder here nor a built-in model; built in are {', '.join(catalog.names())}"
+    )
+
+
+def _what_is_there(path: Path) -> str:
+    if path.is_dir():
+        files = sorted(child.name for child in path.iterdir())
+        listed = ", ".join(files[:10]) or "nothing"
+        return f"no model in the folder {path}: it has no {CONFIG_FILE}, but {listed}; a .gguf file is named itself"
+    if path.exists():
+        return f"no model at {path}: it is neither a folder with {CONFIG_FILE} nor a .gguf file"
+    parent = next(parent for parent in path.absolute().parents if parent.is_dir())
+    listed = ", ".join(sorted(child.name for child in parent.iterdir())[:10]) or "nothing"
+    return f"no model at {path}: there is no such file or folder; {parent} has {listed}"
