@@ -34,7 +34,17 @@ ResourceAmount = Annotated[
 ]
 
 MemoryQuantity = Annotated[
-    str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", max_length=32, examples=["40Gi"])
+    str,
+    Field(
+        min_length=1,
+        max_length=32,
+        json_schema_extra=rules(
+            (
+                "self.matches('^[0-9]+([.][0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$')",
+                "memory is a number with Ki, Mi, Gi or Ti (powers of 1024) or k, M, G, T (powers of 1000), such as 40Gi",
+            )
+        ),
+    ),
 ]
 
 

@@ -8,7 +8,14 @@ from pydantic import Field, WithJsonSchema
 from kvtide_operator.api.fields import MAX_INT32, Api, MemoryQuantity, SecretKeyRef, rules
 from kvtide_operator.api.worker import WorkerSpec
 
-URI_PATTERN = r"^(hf://[^/@\s]+/[^/@\s]+(@\S+)?|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/\S+|file:///\S+)$"
+# As CEL and not as a pattern: a pattern answers with itself, a rule says what to write.
+URI_RULE = rules(
+    (
+        "self.matches('^(hf://[^/@ ]+/[^/@ ]+(@[^ ]+)?|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^ ]+|file:///[^ ]+)$')",
+        "a model is hf://ORG/NAME, hf://ORG/NAME@REVISION, pvc://CLAIM/PATH or file:///PATH"
+        " (a folder of safetensors or a .gguf file)",
+    )
+)
 MAX_CONTEXT_TOKENS = 16_777_216
 
 
@@ -52,7 +59,7 @@ class ModelSpec(Api):
     uri: str = Field(
         min_length=8,
         max_length=1024,
-        pattern=URI_PATTERN,
+        json_schema_extra=URI_RULE,
         description=(
             "Where the weights are: hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH or file:///PATH"
             " (a folder of safetensors or a .gguf file)."
@@ -142,7 +149,9 @@ class HeadVariant(Api):
     """A published variant of the model with another number of KV heads."""
 
     kv_heads: int = Field(ge=1, le=1024, description="KV heads of the variant.")
-    uri: str = Field(min_length=8, max_length=1024, pattern=URI_PATTERN, description="Where the variant's weights are.")
+    uri: str = Field(
+        min_length=8, max_length=1024, json_schema_extra=URI_RULE, description="Where the variant's weights are."
+    )
 
 
 class AttentionSpec(Api):
@@ -211,15 +220,7 @@ class LLMDeploymentSpec(Api):
     workload: WorkloadSpec = Field(
         default_factory=WorkloadSpec,
         description="What requests look like.",
-        json_schema_extra={
-            "default": {},
-            **rules(
-                (
-                    "self.profile != 'Custom' || (has(self.meanPromptTokens) && has(self.meanOutputTokens))",
-                    "profile Custom needs meanPromptTokens and meanOutputTokens",
-                )
-            ),
-        },
+        json_schema_extra={"default": {}},
     )
     device: DeviceSpec = Field(description="What one worker computes on, and how much memory it has.")
     kv_cache: KVCacheSpec = Field(
@@ -241,19 +242,7 @@ class LLMDeploymentSpec(Api):
     autoscaling: AutoscalingSpec = Field(
         default_factory=AutoscalingSpec,
         description="How many replicas there may be, and when that changes.",
-        json_schema_extra={
-            "default": {},
-            **rules(
-                (
-                    "self.minReplicas <= self.maxReplicas",
-                    "minReplicas is above maxReplicas: raise maxReplicas or lower minReplicas",
-                ),
-                (
-                    "self.scaleDownUtilization < self.scaleUpUtilization",
-                    "scaleDownUtilization must be below scaleUpUtilization, such as 0.70 and 0.85",
-                ),
-            ),
-        },
+        json_schema_extra={"default": {}},
     )
     drain: DrainSpec = Field(
         default_factory=DrainSpec,
@@ -267,7 +256,22 @@ class LLMDeploymentSpec(Api):
     )
 
 
+# All rules stand here and not on the objects that they speak of: the API server would judge an object's own rules on
+# its default too, which is {} and has no fields yet.
 SPEC_RULES = rules(
+    (
+        "self.workload.profile != 'Custom'"
+        " || (has(self.workload.meanPromptTokens) && has(self.workload.meanOutputTokens))",
+        "workload.profile Custom needs workload.meanPromptTokens and workload.meanOutputTokens",
+    ),
+    (
+        "self.autoscaling.minReplicas <= self.autoscaling.maxReplicas",
+        "autoscaling.minReplicas is above autoscaling.maxReplicas: raise maxReplicas or lower minReplicas",
+    ),
+    (
+        "self.autoscaling.scaleDownUtilization < self.autoscaling.scaleUpUtilization",
+        "autoscaling.scaleDownUtilization must be below autoscaling.scaleUpUtilization, such as 0.70 and 0.85",
+    ),
     (
         "self.autoscaling.mode != 'Active' || self.replicas <= self.autoscaling.maxReplicas",
         "replicas is where mode Active starts from and is above autoscaling.maxReplicas:"
