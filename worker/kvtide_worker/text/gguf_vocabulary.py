@@ -94,7 +94,10 @@ class _Metadata:
     """The key-value part of a GGUF file; the file is mapped, so its tensors stay on the disk."""
 
     def __init__(self, file: Path) -> None:
-        self._fields = gguf.GGUFReader(file).fields
+        try:
+            self._fields = gguf.GGUFReader(file).fields
+        except ValueError as error:
+            raise UnsupportedTokenizerError(f"{file} cannot be read: {error}") from error
 
     def get(self, key: str) -> Any:
         """The value under a key, None where there is none."""

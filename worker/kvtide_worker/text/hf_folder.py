@@ -24,7 +24,10 @@ def read(folder: Path) -> Vocabulary:
             f"{folder} has no tokenizer.json; a model in the older formats gets one from "
             "transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    backend = tokenizers.Tokenizer.from_file(str(file))
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises no type of its own
+        raise UnsupportedTokenizerError(f"{file} cannot be read: {error}") from error
     backend.no_padding()
     backend.no_truncation()
     config = _json(folder / "tokenizer_config.json")

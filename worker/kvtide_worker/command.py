@@ -1,0 +1,97 @@
+"""`kvtide serve`: options to settings; everything heavy is imported when it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from kvtide_sizing.errors import InvalidQuantity
+from kvtide_sizing.quantity import parse_quantity
+from kvtide_worker.engine.config import DType
+from kvtide_worker.server.settings import ServeSettings
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_POSITIVE = click.IntRange(min=1)
+_PORT = click.IntRange(min=0, max=65535)
+_SECONDS = click.FloatRange(min=0)
+
+
+class _Quantity(click.ParamType[int]):
+    """An amount of memory in bytes, written as Kubernetes does."""
+
+    name = "amount"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes; fails with what may be written."""
+        try:
+            return value if isinstance(value, int) else parse_quantity(str(value))
+        except InvalidQuantity as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command("serve")
+@click.option("--model", required=True, help="hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH, file:///PATH, or a path.")
+@click.option("--served-name", help="The model's name in the API. Default: the last part of --model.")
+@click.option("--plan", "plan_file", type=_FILE, help="The plan as `kvtide plan -o json` writes it.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "bfloat16", "float32"]),
+    default="auto",
+    show_default=True,
+    help="Of weights, arithmetic and KV. float32 is for exactness tests: KV takes twice what the plan counted.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is all.")
+@click.option("--port", type=_PORT, default=8000, show_default=True, help="The API and /metrics. 0: a free port.")
+@click.option("--admin-port", type=_PORT, default=8001, show_default=True, help="State, limits and drain.")
+@click.option(
+    "--admin-token-file",
+    type=_FILE,
+    help="The token that the admin port asks for. Without it the admin port stays on loopback, "
+    "with a token that is made for the run and printed.",
+)
+@click.option("--api-key-file", type=_FILE, help="A key that clients of the API must send. Default: none is asked.")
+@click.option(
+    "--drain-seconds",
+    type=_SECONDS,
+    default=120.0,
+    show_default=True,
+    help="How long open requests may go on after SIGTERM.",
+)
+@click.option(
+    "--lame-duck-seconds",
+    type=_SECONDS,
+    default=5.0,
+    show_default=True,
+    help="How much of it new requests are still taken, while load balancers hear of the end.",
+)
+@click.option(
+    "--engine-timeout",
+    "engine_timeout_seconds",
+    type=_SECONDS,
+    default=60.0,
+    show_default=True,
+    help="Seconds without a sign of life from the engine after which /health fails.",
+)
+@click.option(
+    "--memory", "memory_bytes", type=_Quantity(), help="To plan with, such as 2Gi. Default: the cgroup's limit."
+)
+@click.option(
+    "--max-context", "max_context_tokens", type=_POSITIVE, help="Tokens. Default: what the model allows and fits."
+)
+@click.option("--block-size", "block_size_tokens", type=_POSITIVE, help="Tokens in a KV block. Default: chosen.")
+@click.option("--max-batch", type=_POSITIVE, help="Sequences in a step. Default: what the KV pool holds.")
+@click.option("--threads", type=_POSITIVE, help="Of the engine, on a CPU. Default: what the cgroup allows.")
+def serve_command(device: Literal["cpu", "cuda"], dtype: DType, **options: Any) -> None:
+    """Run the inference engine and its OpenAI-compatible server.
+
+    \b
+    Exit status: 0 after SIGTERM and a drain, 1 when the engine died,
+    2 when the model does not fit, 3 when it cannot be served.
+    """
+    from kvtide_worker.server.worker import serve
+
+    sys.exit(serve(ServeSettings(device=device, dtype=dtype, **options)))

@@ -1,0 +1,54 @@
+"""The admin port: what the operator reads and sets. Not for clients of the model, so it has a token of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from kvtide_worker.server.catalog import VERSION
+from kvtide_worker.server.errors import ApiError
+from kvtide_worker.server.protocol import LimitsRequest
+from kvtide_worker.server.service import Service
+from kvtide_worker.server.state_report import state_report
+
+
+def router(service: Service, device: str) -> APIRouter:
+    """The endpoints, over a service."""
+    routes = APIRouter(prefix="/v1")
+
+    @routes.get("/state")
+    async def state() -> dict[str, Any]:
+        return state_report(
+            service.state,
+            service.model.plan,
+            version=VERSION,
+            model_name=service.model.name,
+            device=device,
+            ready=service.ready,
+            draining=service.lifecycle.draining,
+            started_at=service.started_at,
+        )
+
+    @routes.put("/limits")
+    async def limits(body: LimitsRequest) -> dict[str, int]:
+        """In force from the engine's next step on."""
+        most = service.state.max_batch_limit
+        if body.batchLimit > most:
+            raise ApiError(
+                400,
+                f"batchLimit {body.batchLimit} is more than the {most} that this worker was planned for; "
+                f"write 1 to {most}",
+                param="batchLimit",
+                code="invalid_value",
+            )
+        service.engine.set_batch_limit(body.batchLimit)
+        return {"batchLimit": body.batchLimit, "maxBatchLimit": most}
+
+    @routes.post("/drain", status_code=202)
+    async def drain() -> dict[str, bool]:
+        """Begins what SIGTERM begins, without the exit."""
+        service.begin_drain(announced=True)
+        return {"draining": True}
+
+    return routes

@@ -1,0 +1,103 @@
+"""Whether a request can be taken: it can never fit, or there is too much in front of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# How many turns of a full batch may stand in the queue, and how many full pools of prompt tokens. Enough for an
+# autoscaler to see what a fleet several times as large would do, short enough to end within a client's patience.
+QUEUED_BATCHES = 8
+QUEUED_POOLS = 4
+
+_MAX_RETRY_AFTER_S = 60
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What one sequence may have, and what all of them share. Tokens."""
+
+    context_tokens: int
+    pool_tokens: int
+    max_batch: int
+
+    @property
+    def sequence_tokens(self) -> int:
+        """The longest sequence: prompt and answer together."""
+        return min(self.context_tokens, self.pool_tokens)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What waits for its first token, and how long a request takes from first to last."""
+
+    requests: int
+    prompt_tokens: int
+    mean_request_s: float
+
+
+class NeverFits(ValueError):
+    """The request is longer than any sequence can be here. too_long: the prompt alone, or prompt and answer."""
+
+    def __init__(self, message: str, *, prompt_alone: bool) -> None:
+        super().__init__(message)
+        self.prompt_alone = prompt_alone
+
+
+@dataclass(frozen=True)
+class Overload:
+    """Too much waits already."""
+
+    message: str
+    retry_after_s: int
+
+
+def output_tokens(prompt_tokens: int, max_tokens: int | None, capacity: Capacity) -> int:
+    """How many tokens the request may generate: what it asks for, or all that has room.
+
+    Raises NeverFits with the numbers where prompt and answer are longer than a sequence can be.
+    """
+    limit = capacity.sequence_tokens
+    there_is = (
+        f"a sequence has at most {limit} tokens here "
+        f"(context limit {capacity.context_tokens}, KV pool {capacity.pool_tokens})"
+    )
+    if prompt_tokens >= limit:
+        raise NeverFits(
+            f"the prompt has {prompt_tokens} tokens but {there_is}; "
+            f"shorten it to {limit - 1} or fewer, one token must have room for the answer",
+            prompt_alone=True,
+        )
+    room = limit - prompt_tokens
+    if max_tokens is None:
+        return room
+    if max_tokens > room:
+        raise NeverFits(
+            f"the request needs {prompt_tokens + max_tokens} tokens (prompt {prompt_tokens}, max_tokens {max_tokens}) "
+            f"but {there_is}; it fits with max_tokens {room} or fewer",
+            prompt_alone=False,
+        )
+    return max_tokens
+
+
+def overload(requests: int, prompt_tokens: int, queue: Queue, capacity: Capacity) -> Overload | None:
+    """Whether so many more requests, with so many prompt tokens together, would make the queue too long.
+
+    An empty queue takes anything that can fit at all.
+    """
+    most_requests = QUEUED_BATCHES * capacity.max_batch
+    most_tokens = QUEUED_POOLS * capacity.pool_tokens
+    if not queue.requests:
+        return None
+    if queue.requests + requests <= most_requests and queue.prompt_tokens + prompt_tokens <= most_tokens:
+        return None
+    return Overload(
+        f"{queue.requests} requests with {queue.prompt_tokens} prompt tokens wait already, and at most "
+        f"{most_requests} requests or {most_tokens} tokens may; try again later, or add replicas",
+        _retry_after_s(queue, capacity),
+    )
+
+
+def _retry_after_s(queue: Queue, capacity: Capacity) -> int:
+    """When the queue should be half as long, at the pace of the last requests."""
+    turns = queue.requests / 2 / capacity.max_batch
+    return max(1, min(_MAX_RETRY_AFTER_S, round(turns * queue.mean_request_s)))

@@ -1,0 +1,90 @@
+"""Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}` and a status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+
+class ApiError(Exception):
+    """An answer that is not the one asked for. `message` is for a person and says what would work."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def unavailable(message: str, *, retry_after_s: int = 1) -> ApiError:
+    """503: this worker cannot take the request, another one or a later moment can."""
+    return ApiError(
+        503,
+        message,
+        kind="service_unavailable",
+        code="unavailable",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def engine_failed(message: str) -> ApiError:
+    """500: the request was lost in the engine."""
+    return ApiError(500, message, kind="server_error", code="engine_error")
+
+
+def model_not_found(asked: str, served: str) -> ApiError:
+    """404: the one model that is here has another name."""
+    return ApiError(
+        404,
+        f"the model '{asked}' is not served here; this server has '{served}'",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Give every error of an app this shape, those of FastAPI itself included."""
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+
+
+async def _api_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+
+
+async def _validation_error(_: Request, error: Exception) -> JSONResponse:
+    """The first thing that is wrong with a body, by the field's name."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    context = first.get("ctx") or {}
+    if first["type"] == "json_invalid":
+        message, param = f"the body is not JSON: {context.get('error', first['msg'])}", None
+    else:
+        named = ".".join(str(part) for part in first["loc"][1:])
+        param = context.get("param") or named or None
+        message = first["msg"] if "param" in context else f"{param or 'the body'}: {first['msg']}"
+    refused = ApiError(400, message, code="invalid_value", param=param)
+    return JSONResponse(refused.body, status_code=refused.status)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    """Unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    refused = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    return JSONResponse(refused.body, status_code=refused.status, headers=error.headers)

@@ -1,0 +1,194 @@
+"""What the endpoints share: the model that is served, the engine, the phase of life, and the way in for a request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from kvtide_sizing.plan import Plan
+from kvtide_worker.engine.messages import EngineState, SamplingParams
+from kvtide_worker.server.admission import Capacity, NeverFits, Queue, output_tokens, overload
+from kvtide_worker.server.engine_client import EngineClient, Generation
+from kvtide_worker.server.errors import ApiError, model_not_found, unavailable
+from kvtide_worker.server.latency import Latency
+from kvtide_worker.server.lifecycle import Lifecycle
+from kvtide_worker.server.metrics import EngineCollector
+from kvtide_worker.server.protocol import ChatMessage, GenerationRequest
+from kvtide_worker.text.chat_template import ChatTemplate, ChatTemplateError
+from kvtide_worker.text.tokenizer import Tokenizer
+
+# Tokenizing goes to a thread from this length on: below it the hop costs more than the work.
+_LONG_TEXT = 4096
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The one model of this server. chat_template: None where it has none, and chat is refused."""
+
+    name: str
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    plan: Plan
+    created_at: int
+
+
+@dataclass
+class Service:
+    """The server's state; `model`, `engine` and `latency` are there once the worker is loaded."""
+
+    lifecycle: Lifecycle
+    engine_timeout_s: float
+    started_at: float
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    open_requests: int = 0
+    stage: str = "starting"
+    _model: ServedModel | None = None
+    _engine: EngineClient | None = None
+    _latency: Latency | None = None
+
+    def loaded(self, model: ServedModel, engine: EngineClient) -> None:
+        """Begin to serve."""
+        self._model, self._engine = model, engine
+        self._latency = Latency(self.registry, model.name)
+        self.registry.register(EngineCollector(model.name, model.plan, lambda: engine.state))
+        self.lifecycle.loaded = True
+
+    @property
+    def model(self) -> ServedModel:
+        """The model. Raises ApiError 503 while it loads."""
+        if self._model is None:
+            raise unavailable(f"the model is not loaded yet ({self.stage})", retry_after_s=5)
+        return self._model
+
+    @property
+    def engine(self) -> EngineClient:
+        """The engine. Raises ApiError 503 while it loads."""
+        if self._engine is None:
+            raise unavailable(f"the model is not loaded yet ({self.stage})", retry_after_s=5)
+        return self._engine
+
+    @property
+    def latency(self) -> Latency:
+        """The histograms; there with the model."""
+        assert self._latency is not None
+        return self._latency
+
+    @property
+    def state(self) -> EngineState:
+        """The engine's last numbers. Raises ApiError 503 while it loads."""
+        state = self.engine.state
+        assert state is not None, "an engine that is ready has told its state"
+        return state
+
+    @property
+    def trouble(self) -> str | None:
+        """Why this worker should be restarted; None while it is well, and while it loads."""
+        if self._engine is None:
+            return None
+        if self._engine.failure is not None:
+            return self._engine.failure
+        silent = self._engine.silent_seconds
+        return f"the engine has been silent for {silent:.0f} s" if silent > self.engine_timeout_s else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether traffic should come here."""
+        return self.lifecycle.loaded and not self.lifecycle.draining and self.trouble is None
+
+    @property
+    def capacity(self) -> Capacity:
+        """What a sequence, and all of them, may have; from the pool that the engine really allocated."""
+        state = self.state
+        return Capacity(
+            context_tokens=self.model.plan.max_context_tokens,
+            pool_tokens=state.num_blocks * state.block_size_tokens,
+            max_batch=state.max_batch_limit,
+        )
+
+    def check_model(self, asked: str | None) -> ServedModel:
+        """The model, if it is the one that was asked for. Raises ApiError 404, or 503 while it loads."""
+        model = self.model
+        if asked not in (None, model.name):
+            raise model_not_found(asked, model.name)
+        return model
+
+    def render(self, messages: list[ChatMessage], *, add_generation_prompt: bool = True) -> str:
+        """The prompt text of a conversation. Raises ApiError 400 where the model does not chat, or not like this."""
+        template = self.model.chat_template
+        if template is None:
+            raise ApiError(400, f"{self.model.name} has no chat template; use /v1/completions", code="no_chat_template")
+        try:
+            return template.render(
+                [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt
+            )
+        except ChatTemplateError as error:
+            raise ApiError(400, str(error), param="messages", code="invalid_value") from error
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; a long one does not hold up the other requests."""
+        tokenizer = self.model.tokenizer
+        if len(text) < _LONG_TEXT:
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    def submit(self, body: GenerationRequest, prompts: list[list[int]], prompt_param: str) -> list[Generation]:
+        """Send prompts to the engine, all or none. Raises ApiError 400 for what never fits, 429 for too much."""
+        capacity, engine = self.capacity, self.engine
+        lengths = [self._output_tokens(body, prompt, prompt_param, capacity) for prompt in prompts]
+        waiting = engine.waiting
+        queue = Queue(
+            requests=len(waiting),
+            prompt_tokens=sum(generation.prompt_tokens for generation in waiting),
+            mean_request_s=self.latency.mean_request_s,
+        )
+        too_much = overload(len(prompts), sum(map(len, prompts)), queue, capacity)
+        if too_much is not None:
+            raise ApiError(
+                429,
+                too_much.message,
+                kind="rate_limit_error",
+                code="overloaded",
+                headers={"Retry-After": str(too_much.retry_after_s)},
+            )
+        return [
+            engine.submit(prompt, self._sampling(body, length)) for prompt, length in zip(prompts, lengths, strict=True)
+        ]
+
+    def _output_tokens(self, body: GenerationRequest, prompt: list[int], prompt_param: str, capacity: Capacity) -> int:
+        if not prompt:
+            raise ApiError(400, "the prompt has no tokens", param=prompt_param, code="invalid_value")
+        unknown = next((token for token in prompt if token >= self.model.tokenizer.size), None)
+        if unknown is not None:
+            raise ApiError(
+                400,
+                f"token id {unknown} is not in the vocabulary: ids go from 0 to {self.model.tokenizer.size - 1}",
+                param=prompt_param,
+                code="invalid_value",
+            )
+        try:
+            return output_tokens(len(prompt), body.max_tokens, capacity)
+        except NeverFits as error:
+            param = prompt_param if error.prompt_alone else "max_tokens"
+            raise ApiError(400, str(error), param=param, code="context_length_exceeded") from error
+
+    def _sampling(self, body: GenerationRequest, max_tokens: int) -> SamplingParams:
+        """OpenAI's defaults where the request says nothing; the tokenizer's ends beside the model's own."""
+        stop = list(body.stop_token_ids or [])
+        if not body.ignore_eos:
+            stop.extend(self.model.tokenizer.eos_token_ids)
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            top_k=max(0, body.top_k or 0),
+            seed=body.seed,
+            stop_token_ids=tuple(stop),
+            ignore_eos=body.ignore_eos,
+        )
+
+    def begin_drain(self, *, announced: bool) -> None:
+        """Stop being ready, as SIGTERM does."""
+        self.lifecycle.begin_drain(time.monotonic(), announced=announced)

@@ -1,0 +1,40 @@
+"""What `kvtide serve` was told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kvtide_worker.engine.config import DType
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """The options of `kvtide serve`, checked and typed.
+
+    model:            as written: a URI, or a path
+    served_name:      None takes the plan's name of the model
+    plan_file:        None makes a plan from `memory_bytes`, or from what this process may use
+    admin_token_file: None keeps the admin port on loopback and prints a token made for this run
+    threads:          of the engine; None takes what the cgroup and the affinity mask allow
+    """
+
+    model: str
+    served_name: str | None = None
+    plan_file: Path | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: DType = "auto"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    admin_port: int = 8001
+    admin_token_file: Path | None = None
+    api_key_file: Path | None = None
+    drain_seconds: float = 120.0
+    lame_duck_seconds: float = 5.0
+    engine_timeout_seconds: float = 60.0
+    memory_bytes: int | None = None
+    max_context_tokens: int | None = None
+    block_size_tokens: int | None = None
+    max_batch: int | None = None
+    threads: int | None = None

@@ -1,0 +1,72 @@
+"""`GET /v1/state`: everything that the operator needs, as docs/architecture.md writes it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtide_sizing.plan import Plan
+from kvtide_worker.engine.messages import EngineState
+
+
+def state_report(
+    state: EngineState,
+    plan: Plan,
+    *,
+    version: str,
+    model_name: str,
+    device: str,
+    ready: bool,
+    draining: bool,
+    started_at: float,
+) -> dict[str, Any]:
+    """The engine's numbers and the plan's, in the contract's keys. Times are Unix seconds, sizes bytes."""
+    return {
+        "version": version,
+        "modelName": model_name,
+        "ready": ready,
+        "draining": draining,
+        "startedAt": started_at,
+        "sampledAt": state.sampled_at,
+        "device": device,
+        "kv": {
+            "precision": plan.kv.precision,
+            "blockSizeTokens": state.block_size_tokens,
+            "numBlocks": state.num_blocks,
+            "capacityTokens": state.num_blocks * state.block_size_tokens,
+            "liveBlocks": state.live_blocks,
+            "cachedBlocks": state.cached_blocks,
+            "freeBlocks": state.free_blocks,
+            "liveTokens": state.live_tokens,
+            "utilization": state.live_blocks / state.num_blocks,
+        },
+        "requests": {
+            "running": state.running,
+            "waiting": state.waiting,
+            "queuedPromptTokens": state.queued_prompt_tokens,
+            "expectedOutputTokens": state.expected_output_tokens,
+        },
+        "limits": {"batchLimit": state.batch_limit, "maxBatchLimit": state.max_batch_limit},
+        "counters": {
+            "preemptions": state.preemptions,
+            "promptTokens": state.prompt_tokens,
+            "generationTokens": state.generation_tokens,
+            "requests": state.requests,
+        },
+        "memory": {
+            "predicted": {
+                "weightsBytes": plan.memory.weights_bytes,
+                "kvPoolBytes": plan.memory.kv_pool_bytes,
+                "activationsBytes": plan.memory.activations_bytes,
+                "overheadBytes": plan.memory.overhead_bytes,
+                "reserveBytes": plan.memory.reserve_bytes,
+            },
+            "measured": {
+                "weightsBytes": state.memory.weights_bytes,
+                "kvPoolBytes": state.memory.kv_pool_bytes,
+                "activationsBytes": state.memory.activations_bytes,
+                "otherBytes": state.memory.other_bytes,
+                "freeBytes": state.memory.free_bytes,
+                "deviceBytes": state.memory.device_bytes,
+            },
+        },
+    }
