@@ -1,7 +1,7 @@
 """What the server process and the engine process say to each other: msgpack over two ZeroMQ pipes.
 
-The server sends one of `Command`, the engine answers with one of `Event`. Nothing else crosses the border, so that neither
-process ever waits for the other's CPU work.
+The server sends one of `Command`, the engine answers with one of `Event`. Nothing else crosses the border, so that
+neither process ever waits for the other's CPU work.
 """
 
 import enum
@@ -58,7 +58,10 @@ Command = AddRequest | AbortRequest | SetLimits | Shutdown
 
 
 class TokenOutput(msgspec.Struct, frozen=True):
-    """What one step gave one request. On the last one `finish_reason` is set; `error` says why for `FinishReason.ERROR`."""
+    """What one step gave one request; a token that ends it, such as the end-of-sequence one, is among token_ids.
+
+    On the last one `finish_reason` is set, and for `FinishReason.ERROR` `error` says why.
+    """
 
     request_id: str
     token_ids: list[int]
@@ -67,7 +70,7 @@ class TokenOutput(msgspec.Struct, frozen=True):
 
 
 class MeasuredMemory(msgspec.Struct, frozen=True):
-    """Where the device's memory is, in bytes. The parts add up to `device_bytes`: what nothing claims is `other_bytes`."""
+    """Where the device's memory is, in bytes. The parts add up to `device_bytes`; `other_bytes` is what none claims."""
 
     weights_bytes: int
     kv_pool_bytes: int
@@ -80,7 +83,8 @@ class MeasuredMemory(msgspec.Struct, frozen=True):
 class EngineState(msgspec.Struct, frozen=True):
     """The numbers of `/v1/state` and `/metrics`, taken between two steps. `sampled_at` is Unix time in seconds.
 
-    Blocks: live + cached + free = num_blocks. The last four count since the start.
+    Blocks: live + cached + free = num_blocks. The last four count since the start: preemptions for want of blocks,
+    tokens of prompts that were computed, tokens generated, requests that were not refused.
     """
 
     sampled_at: float

@@ -7,7 +7,8 @@ from typing import Protocol
 
 import torch
 
-from kvtide_worker.models.config import LlamaConfig, UnsupportedModelError
+from kvtide_sizing.errors import ModelNotFound, UnsupportedModel
+from kvtide_worker.models.config import LlamaConfig
 from kvtide_worker.models.gguf import GgufCheckpoint
 from kvtide_worker.models.safetensors import SafetensorsCheckpoint
 
@@ -28,14 +29,14 @@ class Checkpoint(Protocol):
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a .gguf file or a Hugging Face folder; only headers are read here.
 
-    Raises FileNotFoundError where there is no model, UnsupportedModelError where the worker does not run it.
+    Raises ModelNotFound where there is no model, UnsupportedModel where the worker does not run it.
     """
     if path.is_file() and path.suffix == ".gguf":
         return GgufCheckpoint(path)
     if (path / "config.json").is_file():
         return SafetensorsCheckpoint(path)
     if not path.exists():
-        raise FileNotFoundError(f"there is no model at {path}")
-    raise UnsupportedModelError(
+        raise ModelNotFound(f"there is no model at {path}")
+    raise UnsupportedModel(
         f"{path} is neither a .gguf file nor a folder with config.json and *.safetensors, the two formats that are read"
     )

@@ -7,10 +7,6 @@ from dataclasses import dataclass
 from kvtide_worker.models.rope import RopeScaling
 
 
-class UnsupportedModelError(Exception):
-    """The worker does not run this kind of model; the message names the kind, and what would work."""
-
-
 @dataclass(frozen=True)
 class LlamaConfig:
     """A Llama model's dimensions: names as in Hugging Face's config.json, sizes in elements."""

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 
-from kvtide_worker.models.config import LlamaConfig, UnsupportedModelError
+from kvtide_sizing.errors import UnsupportedModel
+from kvtide_worker.models.config import LlamaConfig
 from kvtide_worker.models.rope import FactorScaling, LinearScaling, NoScaling, RopeScaling
 
 _LAYER_NAMES = {
@@ -33,22 +35,25 @@ _STRING_LENGTH = struct.Struct("<Q")
 
 
 class _Reader(gguf.GGUFReader):
-    """The package's reader without the tokenizer's strings: two thirds of the time, and not needed here."""
+    """The package's reader without the arrays: the tokenizer's are nearly all of its time, and unused here."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+        if raw_type != gguf.GGUFValueType.ARRAY:
+            parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
+            return parts
+        buffer = self.data.data
+        item_type, length = _ARRAY_HEADER.unpack_from(buffer, orig_offs)
         end = orig_offs + _ARRAY_HEADER.size
-        if raw_type == gguf.GGUFValueType.ARRAY:
-            item_type, length = _ARRAY_HEADER.unpack_from(memoryview(self.data), orig_offs)
-            if item_type == gguf.GGUFValueType.STRING:
-                for _ in range(length):
-                    end += 8 + _STRING_LENGTH.unpack_from(memoryview(self.data), end)[0]
-                return end - orig_offs, [], [], [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING]
-        parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
-        return parts
+        if item_type == gguf.GGUFValueType.STRING:
+            for _ in range(length):
+                end += _STRING_LENGTH.size + _STRING_LENGTH.unpack_from(buffer, end)[0]
+        else:
+            end += length * np.dtype(self.gguf_scalar_to_np[item_type]).itemsize
+        return end - orig_offs, [], [], [gguf.GGUFValueType.ARRAY]
 
 
 class GgufCheckpoint:
-    """A Llama model in a GGUF file. Raises UnsupportedModelError for other architectures."""
+    """A Llama model in a GGUF file. Raises UnsupportedModel for other architectures."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -71,29 +76,31 @@ class GgufCheckpoint:
 
     def _field(self, key: str, default: Any = None) -> Any:
         field = self._reader.get_field(key)
+        if field is not None and field.types == [gguf.GGUFValueType.ARRAY]:
+            raise UnsupportedModel(f"{self._path} has one {key} per layer; this worker runs equal layers")
         if field is not None:
             return field.contents()
         if default is None:
-            raise UnsupportedModelError(f"{self._path} has no {key}, which a Llama model in GGUF must have")
+            raise UnsupportedModel(f"{self._path} has no {key}, which a Llama model in GGUF must have")
         return default
 
     def _config(self) -> LlamaConfig:
         architecture = self._field("general.architecture")
         if architecture != "llama":
-            raise UnsupportedModelError(
+            raise UnsupportedModel(
                 f"{self._path} holds a model of architecture '{architecture}'; this worker runs 'llama'"
             )
         if self._field("llama.expert_count", 0):
-            raise UnsupportedModelError(f"{self._path} is a mixture of experts; this worker runs dense models")
+            raise UnsupportedModel(f"{self._path} is a mixture of experts; this worker runs dense models")
         hidden_size = self._field("llama.embedding_length")
         query_heads = self._field("llama.attention.head_count")
         head_dim = self._field("llama.attention.key_length", hidden_size // query_heads)
         if self._field("llama.attention.value_length", head_dim) != head_dim:
-            raise UnsupportedModelError(
+            raise UnsupportedModel(
                 f"{self._path} has key heads longer or shorter than value heads; this worker runs equal ones"
             )
         if self._field("llama.rope.dimension_count", head_dim) != head_dim:
-            raise UnsupportedModelError(f"{self._path} rotates a part of each head; this worker rotates all of it")
+            raise UnsupportedModel(f"{self._path} rotates a part of each head; this worker rotates all of it")
         eos = (self._field(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot"))
         return LlamaConfig(
             num_layers=self._field("llama.block_count"),
@@ -119,7 +126,7 @@ class GgufCheckpoint:
             return NoScaling()
         if kind == "linear":
             return LinearScaling(self._field("llama.rope.scaling.factor"))
-        raise UnsupportedModelError(
+        raise UnsupportedModel(
             f"{self._path} scales RoPE by '{kind}'; this worker knows linear, and Llama 3's frequency factors"
         )
 

@@ -9,19 +9,20 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from kvtide_worker.models.config import LlamaConfig, UnsupportedModelError
+from kvtide_sizing.errors import UnsupportedModel
+from kvtide_worker.models.config import LlamaConfig
 from kvtide_worker.models.rope import LinearScaling, Llama3Scaling, NoScaling, RopeScaling
 
 
 class SafetensorsCheckpoint:
-    """A Llama model in a Hugging Face folder. Raises UnsupportedModelError for other types and options."""
+    """A Llama model in a Hugging Face folder. Raises UnsupportedModel for other types and options."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.config = _config(folder)
         files = sorted(folder.glob("*.safetensors"))
         if not files:
-            raise UnsupportedModelError(f"{folder} has no *.safetensors; other weight files are not read")
+            raise UnsupportedModel(f"{folder} has no *.safetensors; other weight files are not read")
         self._files: dict[str, Any] = {}
         for file in files:
             opened: Any = safe_open(file, framework="pt")
@@ -43,14 +44,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _config(folder: Path) -> LlamaConfig:
     config = _read_json(folder / "config.json")
     if config.get("model_type") != "llama":
-        raise UnsupportedModelError(
-            f"{folder} holds a model of type '{config.get('model_type')}'; this worker runs 'llama'"
-        )
+        raise UnsupportedModel(f"{folder} holds a model of type '{config.get('model_type')}'; this worker runs 'llama'")
     for option in ("attention_bias", "mlp_bias", "quantization_config", "partial_rotary_factor"):
         if config.get(option) not in (None, False, 1.0):
-            raise UnsupportedModelError(f"{folder} sets {option}={config[option]}, which this worker does not run")
+            raise UnsupportedModel(f"{folder} sets {option}={config[option]}, which this worker does not run")
     if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"{folder} sets hidden_act={config['hidden_act']}; this worker runs 'silu'")
+        raise UnsupportedModel(f"{folder} sets hidden_act={config['hidden_act']}; this worker runs 'silu'")
     query_heads = config["num_attention_heads"]
     # Newer folders say all about RoPE in rope_parameters, older ones in rope_theta and rope_scaling.
     rope = config.get("rope_parameters") or {**(config.get("rope_scaling") or {})}
@@ -84,7 +83,7 @@ def _rope_scaling(folder: Path, rope: dict[str, Any]) -> RopeScaling:
             high_freq_factor=rope["high_freq_factor"],
             original_max_position_embeddings=rope["original_max_position_embeddings"],
         )
-    raise UnsupportedModelError(f"{folder} scales RoPE by '{kind}'; this worker knows default, linear and llama3")
+    raise UnsupportedModel(f"{folder} scales RoPE by '{kind}'; this worker knows default, linear and llama3")
 
 
 def _eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:

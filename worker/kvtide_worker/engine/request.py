@@ -1,0 +1,54 @@
+"""A request inside the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvtide_worker.engine.block_manager import BlockTable
+from kvtide_worker.engine.messages import FinishReason, SamplingParams
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence: its prompt, what it generated, and where its keys and values lie.
+
+    arrival: its place in the order of arrival, which it keeps when it is preempted
+    """
+
+    request_id: str
+    arrival: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    output_token_ids: list[int] = field(default_factory=list)
+    table: BlockTable = field(default_factory=BlockTable)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens whose keys and values are not computed yet: 1 between two decode steps, more in prefill."""
+        return self.num_tokens - self.table.num_tokens
+
+    @property
+    def expected_output_tokens(self) -> int:
+        """Tokens it may still generate."""
+        return self.sampling.max_tokens - len(self.output_token_ids)
+
+    def token_ids(self, start: int, end: int) -> list[int]:
+        """Tokens [start, end) of prompt and output."""
+        prompt = len(self.prompt_token_ids)
+        if end <= prompt:
+            return self.prompt_token_ids[start:end]
+        return self.prompt_token_ids[start:] + self.output_token_ids[max(start - prompt, 0) : end - prompt]
+
+    def append(self, token_id: int, eos_token_ids: tuple[int, ...]) -> FinishReason | None:
+        """Take a generated token, and say whether it was the last one, and why."""
+        self.output_token_ids.append(token_id)
+        if token_id in self.sampling.stop_token_ids:
+            return FinishReason.STOP
+        if token_id in eos_token_ids and not self.sampling.ignore_eos:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.expected_output_tokens == 0 else None
