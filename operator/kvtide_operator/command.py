@@ -68,6 +68,8 @@ def operator_command(
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    # Kopf says of every event that its handler succeeded; ours only ask for a pass.
+    logging.getLogger("kopf.objects").setLevel(logging.DEBUG if verbose else logging.WARNING)
     settings = OperatorSettings(
         worker_image=worker_image,
         operator_namespace=lease_namespace or _own_namespace(),

@@ -41,7 +41,7 @@ MemoryQuantity = Annotated[
         json_schema_extra=rules(
             (
                 "self.matches('^[0-9]+([.][0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$')",
-                "memory is a number with Ki, Mi, Gi or Ti (powers of 1024) or k, M, G, T (powers of 1000), such as 40Gi",
+                "memory is a number with Ki, Mi, Gi or Ti (powers of 1024) or k, M, G or T, such as 40Gi",
             )
         ),
     ),

@@ -87,7 +87,7 @@ def _weigh(
             return decided(current, Reason.AT_MAX_REPLICAS, f"{numbers} asks for {needed}, maxReplicas is {current}")
         return decided(target, Reason.DEMAND_ABOVE_TARGET, f"{numbers} is above {policy.up:.0%}: {target} replicas")
     if load.demand >= policy.down * capacity * (current - 1):
-        return decided(current, Reason.WITHIN_BOUNDS, f"{numbers} needs them all")
+        return decided(current, Reason.WITHIN_BOUNDS, f"{numbers} is within bounds")
     if current == policy.min_replicas:
         return decided(current, Reason.AT_MIN_REPLICAS, f"{numbers} needs fewer, minReplicas is {current}")
     since = now if below_since is None else below_since

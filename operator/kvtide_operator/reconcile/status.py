@@ -66,7 +66,7 @@ def build_status(
         memory=memory if plan or memory.measured else None,
         kv=_kv(states),
         batch_limit=min((worker.batch_limit for worker in workers), default=None),
-        workers=list(workers),
+        workers=list(workers) or None,
         autoscaling=autoscaling,
         conditions=conditions,
     )
