@@ -1,4 +1,4 @@
-"""Every example fits the CRD's schema as the API server reads it under strict validation."""
+"""Every example fits the CRD's schema as the API server reads it under strict validation, and fits its device."""
 
 import copy
 from pathlib import Path
@@ -8,6 +8,10 @@ import jsonschema
 import pytest
 import yaml
 
+from kvtide_operator.api.spec import LLMDeploymentSpec
+from kvtide_operator.api.unsupported import unsupported
+from kvtide_operator.plan.planner import make_plan
+from kvtide_sizing.catalog import builtin
 from tests.chart.conftest import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -58,3 +62,23 @@ def test_the_validator_refuses_what_the_api_server_would(
     resource = copy.deepcopy(yaml.safe_load(EXAMPLES[0].read_text()))
     resource["spec"][field] = value
     assert any(message in error.message for error in validator.iter_errors(resource))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "at_least_tokens", "at_most_tokens"),
+    [
+        # What the comments in the files say, with room for a plan that estimates overhead anew.
+        ("smollm2", "smollm2-135m", 6_000, 10_000),
+        ("smollm2-hub", "smollm2-135m", 40_000, 48_000),
+        ("llama-2-13b-a100", "llama-2-13b", 58_000, 66_000),
+    ],
+)
+def test_an_example_fits_its_device_as_its_comments_say(
+    name: str, shape: str, at_least_tokens: int, at_most_tokens: int
+) -> None:
+    resource = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
+    spec = LLMDeploymentSpec.model_validate(resource["spec"])
+    assert unsupported(spec) == []
+    plan = make_plan(spec, builtin(shape))
+    assert at_least_tokens <= plan.kv.capacity_tokens <= at_most_tokens
+    assert plan.max_context_tokens == spec.workload.max_context_tokens

@@ -70,7 +70,7 @@ def test_with_namespaces_it_has_the_same_rights_there_and_none_in_the_cluster(re
         assert rights(roles) == documented()
 
 
-def test_somebody_without_rights_in_the_cluster_can_install_it_for_their_namespace(render: Render) -> None:
+def test_it_can_be_installed_without_an_object_outside_of_its_namespace(render: Render) -> None:
     objects = render(f"watchNamespaces={{{NAMESPACE}}}", "crd.install=false", "rbac.aggregateToDefaultRoles=false")
     assert {found["metadata"].get("namespace") for found in objects} == {NAMESPACE}
 
