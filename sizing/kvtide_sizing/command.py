@@ -26,16 +26,20 @@ NOT_INSPECTED_STATUS = 3
 # Kubernetes keeps 4096 bytes of a termination message, and a character may take four.
 _MOST_MESSAGE_CHARACTERS = 1000
 
+# Plain strings: of an enum click takes the members' names, not what the resource writes.
+_PRECISIONS = ["Auto", *(precision.value for precision in Precision)]
+_PROFILES = [profile.value for profile in Profile]
+
 
 @click.command("plan")
 @click.option("--model", required=True, metavar="NAME|FOLDER|FILE.gguf", help="A built-in name, or a model's files.")
 @click.option("--device", required=True, metavar="NAME[:MEMORY]", help="Such as a100-80gb, mygpu:48GiB, cpu:2GiB.")
 @click.option("--context", type=int, help="Longest sequence in tokens. Default: the model's, cut to what fits.")
 @click.option("--concurrency", type=int, help="Sequences to hold at once; a plan that holds fewer says so.")
-@click.option("--precision", type=click.Choice(["Auto", *Precision]), default="Auto", show_default=True)
+@click.option("--precision", type=click.Choice(_PRECISIONS), default="Auto", show_default=True)
 @click.option("--block-size", type=int, help="Tokens of a KV block. Default: chosen.")
 @click.option("--kv-heads", type=int, help="KV heads. Default: the model's.")
-@click.option("--profile", type=click.Choice(list(Profile)), default=Profile.CHAT, show_default=True)
+@click.option("--profile", type=click.Choice(_PROFILES), default=Profile.CHAT.value, show_default=True)
 @click.option("--mean-prompt", type=int, help="Mean prompt in tokens. Default: the profile's.")
 @click.option("--mean-output", type=int, help="Mean output in tokens. Default: the profile's.")
 @click.option("--compare", is_flag=True, help="Put contiguous and paged allocation side by side.")
@@ -48,7 +52,7 @@ def plan_command(
     precision: str,
     block_size: int | None,
     kv_heads: int | None,
-    profile: Profile,
+    profile: str,
     mean_prompt: int | None,
     mean_output: int | None,
     compare: bool,

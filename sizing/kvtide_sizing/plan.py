@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from kvtide_sizing.device import Device
 from kvtide_sizing.errors import DoesNotFit, InvalidWorkload, UnsupportedPolicy, UnsupportedPrecision
 from kvtide_sizing.formats import Precision, bytes_per_token, head_format, served
-from kvtide_sizing.memory import MAX_BATCH, STEP_TOKEN_BUDGET, Budget, budget, reserve_bytes
+from kvtide_sizing.memory import MAX_BATCH, STEP_TOKEN_BUDGET, Budget, budget, reserve_bytes, step_bytes
 from kvtide_sizing.plan_record import Alternative, AttentionPlan, KvPlan, MemoryPlan, Plan
 from kvtide_sizing.quantity import format_bytes
 from kvtide_sizing.reasons import reasons, warnings
@@ -33,8 +34,14 @@ class _Case:
     batch_cap: int
     sequence_tokens: int
 
+    @cached_property
+    def _budget_at_no_context(self) -> Budget:
+        return budget(self.shape, self.device, self.precision, self.block_size, 0, self.batch_cap)
+
     def budget(self, context_tokens: int) -> Budget:
-        return budget(self.shape, self.device, self.precision, self.block_size, context_tokens, self.batch_cap)
+        """What is taken at this context. Only a step's activations depend on it, and it is asked for many."""
+        step = step_bytes(self.shape, context_tokens, self.batch_cap)
+        return replace(self._budget_at_no_context, step_bytes=step)
 
     def num_blocks(self, context_tokens: int) -> int:
         return self.budget(context_tokens).num_blocks(self.device.memory_bytes)

@@ -87,7 +87,7 @@ def _kv(plan: Plan) -> Table:
 
 def _ladder(rungs: Sequence[Rung]) -> Table:
     table = Table(title="The same pool, used in other ways", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column("allocation")
+    table.add_column("allocation", no_wrap=True)
     for name in ("bytes a token", "KV a sequence", "saved", "sequences", "their tokens"):
         table.add_column(name, justify="right")
     for rung in rungs:

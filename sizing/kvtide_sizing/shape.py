@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -44,12 +45,12 @@ class ModelShape:
         """Layers that attend."""
         return len(self.layers)
 
-    @property
+    @cached_property
     def kv_heads(self) -> int:
         """KV heads of the widest layer."""
         return max(layer.kv_heads for layer in self.layers)
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
         """Elements of one head, of the widest layer."""
         return max(layer.head_dim for layer in self.layers)

@@ -1,0 +1,176 @@
+"""`kvtide` as a person runs it: a process, its output and its exit status."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvtide_sizing import catalog
+from kvtide_sizing.shape import ModelShape
+
+SEED = ["plan", "--model", "llama-2-7b", "--device", "a100-80gb", "--context", "4096"]
+
+
+def kvtide(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with only its own environment: no token, no cache of the user's."""
+    program = "from kvtide_sizing.main import main; main(prog_name='kvtide')"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment},
+    )
+
+
+def test_the_seed_case_in_json() -> None:
+    result = kvtide(*SEED, "-o", "json")
+    assert result.returncode == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["kv"]["bytesPerToken"] == 524_288
+    assert data["maxContextTokens"] * data["kv"]["bytesPerToken"] == 2_147_483_648
+    memory = data["memory"]
+    assert sum(memory.values()) == 2 * memory["deviceBytes"] == 2 * 80 * 1024**3
+
+
+def test_yaml_says_the_same_as_json() -> None:
+    assert yaml.safe_load(kvtide(*SEED, "-o", "yaml").stdout) == json.loads(kvtide(*SEED, "-o", "json").stdout)
+
+
+def test_the_table_names_every_part_of_the_memory() -> None:
+    table = kvtide(*SEED).stdout
+    for part in ("weights", "KV pool", "activations", "overhead", "reserve", "524,288 bytes", "█"):
+        assert part in table
+    bar = next(line for line in table.splitlines() if line and set(line) == {"█"})
+    assert len(bar) == 60
+
+
+def test_compare_puts_contiguous_and_paged_side_by_side() -> None:
+    wish = [*SEED, "--mean-prompt", "2048", "--mean-output", "683", "--profile", "Custom", "--compare"]
+    contiguous, paged = json.loads(kvtide(*wish, "-o", "json").stdout)["comparison"]
+    assert contiguous["bytesPerSequence"] == 2_147_483_648
+    # 2731 tokens, two thirds of 4096, are 22 blocks of 128: 2816 tokens
+    assert paged["bytesPerSequence"] == 2816 * 524_288
+    assert paged["sequences"] >= 1.4 * contiguous["sequences"]
+    assert paged["saving"] == pytest.approx(1 - 2816 / 4096, abs=1e-4)
+    assert "contiguous BF16" in kvtide(*wish).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--model", "llama-2-70b", "--device", "a100-80gb", "--context", "4096"], 2, ["weights 128.5 GiB", "h200"]),
+        (["--model", "llama-2-7b", "--device", "a100-80gb", "--context", "8192"], 1, ["8192", "write 4096 or less"]),
+        (["--model", "llama-9", "--device", "h200"], 1, ["'llama-9'", "llama-2-7b"]),
+        (["--model", "llama-2-7b", "--device", "b9000"], 1, ["'b9000'", "h100-80gb"]),
+        (["--model", "llama-2-7b", "--device", "h200", "--precision", "INT4"], 1, ["INT4 is not served yet"]),
+        (["--model", "llama-2-7b", "--device", "h200", "--kv-heads", "8"], 1, ["kvHeads 8", "write Native"]),
+        (["--model", "llama-2-7b", "--device", "h200", "--profile", "Custom"], 1, ["meanPromptTokens"]),
+        (["--model", "llama-2-7b", "--device", "h200", "--block-size", "48"], 1, ["16, 32, 64, 128, 256"]),
+        (["--model", "llama-2-7b", "--device", "h200", "--explain"], 2, ["--explain"]),
+    ],
+)
+def test_a_refusal_says_why_and_what_works(arguments: list[str], status: int, words: list[str]) -> None:
+    result = kvtide("plan", *arguments)
+    assert result.returncode == status
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def test_every_option_reaches_the_plan(smollm2_file: Path) -> None:
+    options = "--context 1024 --concurrency 200 --precision BF16 --block-size 32 --kv-heads 3 --profile Documents"
+    data = json.loads(
+        kvtide("plan", "--model", str(smollm2_file), "--device", "cpu:2Gi", *options.split(), "-o", "json").stdout
+    )
+    assert data["model"] == "SmolLM2-135M-Instruct.Q4_1"
+    assert data["kv"]["blockSizeTokens"] == 32
+    assert data["maxContextTokens"] == 1024
+    # Documents are expected longer than the context that was asked for.
+    assert any("4608" in warning for warning in data["warnings"])
+    assert any("targetConcurrency 200" in warning for warning in data["warnings"])
+
+
+def test_inspect_prints_the_shape_and_writes_it_for_the_operator(smollm2_file: Path, tmp_path: Path) -> None:
+    message = tmp_path / "termination-log"
+    result = kvtide("inspect", "--model", f"file://{smollm2_file}", "--output", str(message))
+    assert result.returncode == 0, result.stderr
+    written = message.read_bytes()
+    assert len(written) <= 4096
+    assert json.loads(written) == json.loads(result.stdout)
+    assert ModelShape.from_json(json.loads(written)).parameters == 134_515_008
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason", "words"),
+    [
+        ("file:///nowhere/model.gguf", "ModelNotFound", "/nowhere/model.gguf"),
+        ("pvc://claim/model", "ModelNotFound", "/models/pvc/claim/model"),
+        ("s3://bucket/model", "InvalidModelUri", "hf://ORG/NAME"),
+    ],
+)
+def test_a_failed_inspection_leaves_its_reason_for_the_operator(
+    tmp_path: Path, uri: str, reason: str, words: str
+) -> None:
+    message = tmp_path / "termination-log"
+    result = kvtide("inspect", "--model", uri, "--output", str(message))
+    assert result.returncode == 3
+    error = json.loads(message.read_bytes())["error"]
+    assert error["reason"] == reason
+    assert words in error["message"]
+    assert error["message"] in result.stderr
+
+
+def test_a_long_error_fits_a_termination_message(tmp_path: Path) -> None:
+    for index in range(10):
+        (tmp_path / f"{index}{'é' * 120}").touch()
+    message = tmp_path / "termination-log"
+    result = kvtide("inspect", "--model", f"file://{tmp_path}/nothing", "--output", str(message))
+    assert result.returncode == 3
+    assert len(message.read_bytes()) <= 4096
+    assert json.loads(message.read_bytes())["error"]["reason"] == "ModelNotFound"
+
+
+def test_a_known_repository_needs_no_network() -> None:
+    result = kvtide("inspect", "--model", "hf://HuggingFaceTB/SmolLM2-135M-Instruct", HF_HUB_OFFLINE="1")
+    assert json.loads(result.stdout) == catalog.builtin("smollm2-135m").to_json()
+
+
+def test_help_lists_every_part_and_loads_none() -> None:
+    program = (
+        "import sys; from kvtide_sizing.main import main; main(['--help'], standalone_mode=False);"
+        "print(sorted(m for m in sys.modules if m.split('.')[0] in "
+        "('torch', 'kopf', 'fastapi', 'rich', 'kvtide_worker', 'kvtide_operator')), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "[]"
+    for name in ("plan", "inspect", "serve", "operator"):
+        assert f"\n  {name} " in result.stdout
+
+
+@pytest.mark.parametrize(("command", "extra"), [("operator", "operator"), ("serve", "worker")])
+def test_a_part_that_is_not_installed_says_how_to_install_it(command: str, extra: str) -> None:
+    # None in sys.modules makes an import fail as a package does that is not there.
+    program = (
+        "import sys; sys.modules['kvtide_worker.command'] = sys.modules['kvtide_operator.command'] = None;"
+        f"from kvtide_sizing.main import main; main(['{command}'])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert f"pip install 'kvtide[{extra}]'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_importing_the_planner_takes_less_than_150_milliseconds() -> None:
+    program = (
+        "import time; start = time.process_time(); import kvtide_sizing.plan, kvtide_sizing.catalog;"
+        "print(time.process_time() - start)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in range(3)
+    ]
+    assert min(float(run.stdout) for run in runs) < 0.150
