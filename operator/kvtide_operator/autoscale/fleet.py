@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from kvtide_operator.autoscale.worker_state import WorkerState
 
-# The engine samples at least once a second; a step over a long prompt on a slow device may take several.
-STALE_AFTER_S = 15.0
+# The engine samples at every step, and a step over long prompts on a slow, shared CPU was seen to take 20 s.
+STALE_AFTER_S = 30.0
 # Below this utilisation a standing queue is not the memory's fault.
 FREE_UTILIZATION = 0.85
 # A batch that has just begun holds few tokens and shows far too little: never believe less than C / 4.
@@ -51,11 +51,12 @@ def capacity_tokens(state: WorkerState) -> int:
     """KV tokens that a worker can serve: its pool, or less if its queue stands though memory is free.
 
     A queue that stands at the batch limit with free blocks says that computing is the limit, not memory; the
-    worker has then shown that it serves the tokens it holds and no more.
+    worker has then shown that it serves what its blocks hold, prompts yet to be computed included, and no more.
     """
     queue_stands = state.requests.waiting > 0 and state.requests.running >= state.limits.max_batch_limit
     if queue_stands and state.kv.utilization < FREE_UTILIZATION:
-        return max(state.kv.live_tokens, state.kv.capacity_tokens // LEAST_SHOWN)
+        held = round(state.kv.utilization * state.kv.capacity_tokens)
+        return max(held, state.kv.capacity_tokens // LEAST_SHOWN)
     return state.kv.capacity_tokens
 
 

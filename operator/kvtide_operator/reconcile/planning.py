@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvtide_operator.api.conditions import Reason
 from kvtide_operator.api.resource import LLMDeployment
@@ -15,14 +16,12 @@ from kvtide_operator.plan.record import Planned, Record
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.pods import Ending
 from kvtide_sizing.catalog import builtin_for
-from kvtide_sizing.errors import InvalidModel, ModelDownloadFailed, ModelNotFound, SizingError
+from kvtide_sizing.errors import InvalidModel, SizingError
 from kvtide_sizing.model_uri import ModelUri
 from kvtide_sizing.shape import ModelShape
 
 # A model may be put into place later, so a failed look is repeated.
 LOOK_AGAIN_S = 60.0
-# `kvtide inspect` ends with this where there is no model.
-EXIT_NOT_FOUND = 3
 
 _REASONS = {
     "InvalidModelUri": Reason.INVALID_SPEC,
@@ -142,24 +141,31 @@ def _after(
         shape = ModelShape.from_json(content)
         return replace(base, record=base.record.with_shape(model, content)), shape
     again = now - ending.finished_at >= LOOK_AGAIN_S
-    failed = _failure(ending.exit_code, ending.message, resource.spec.model.uri)
-    message = f"{failed}; looking again every {LOOK_AGAIN_S:.0f} s"
-    waiting = replace(base, reason=_REASONS[failed.reason], message=message)
+    reason, said = _failure(ending, resource.spec.model.uri)
+    waiting = replace(base, reason=reason, message=f"{said}; looking again every {LOOK_AGAIN_S:.0f} s")
     return replace(waiting, delete_pods=(name,) if again else ()), None
 
 
-def _read_shape(message: str) -> dict[str, object]:
-    try:
-        content = json.loads(message)
-    except json.JSONDecodeError as error:
-        raise InvalidModel(f"the inspect pod did not answer with a shape but with '{message[:200]}'") from error
-    if not isinstance(content, dict):
+def _read_shape(message: str) -> dict[str, Any]:
+    content = _json_object(message)
+    if content is None:
         raise InvalidModel(f"the inspect pod did not answer with a shape but with '{message[:200]}'")
     return content
 
 
-def _failure(exit_code: int, message: str, uri: str) -> SizingError:
-    words = message or f"the inspect pod ended with status {exit_code}"
-    if exit_code == EXIT_NOT_FOUND:
-        return ModelNotFound(words)
-    return ModelDownloadFailed(words) if uri.startswith("hf://") else InvalidModel(words)
+def _failure(ending: Ending, uri: str) -> tuple[Reason, str]:
+    """What `kvtide inspect` says is wrong; where it could not even say so, the pod's own last words."""
+    error = (_json_object(ending.message) or {}).get("error")
+    if isinstance(error, dict):
+        return _REASONS.get(str(error.get("reason")), Reason.INVALID_MODEL), str(error.get("message"))
+    words = f"the inspect pod ended with status {ending.exit_code}"
+    reason = Reason.MODEL_DOWNLOAD_FAILED if uri.startswith("hf://") else Reason.INVALID_MODEL
+    return reason, f"{words}: {ending.message}" if ending.message else words
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return content if isinstance(content, dict) else None
