@@ -113,7 +113,7 @@ class LlamaModel:
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         # A single row takes another path through the CPU's BLAS, which sums in another order. With two at
         # least, a bfloat16 request gets the same logits whoever it shares the step with.
-        rows = hidden if hidden.shape[0] > 1 else hidden.expand(2, -1)
+        rows = hidden.expand(2, -1) if hidden.shape[0] == 1 else hidden
         return linear(rows, self._lm_head)[: hidden.shape[0]].float()
 
     def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
