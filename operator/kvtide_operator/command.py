@@ -18,6 +18,12 @@ def _own_namespace() -> str:
     return NAMESPACE_FILE.read_text(encoding="utf-8").strip() if NAMESPACE_FILE.exists() else "default"
 
 
+def _identity() -> str:
+    """Who holds the Lease. A pod's name is unique, so its restarted container takes over from itself at once."""
+    host = os.environ.get("HOSTNAME") or socket.gethostname()
+    return host if NAMESPACE_FILE.exists() else f"{host}-{uuid.uuid4().hex[:8]}"
+
+
 @click.command("operator")
 @click.option(
     "--namespace",
@@ -73,7 +79,7 @@ def operator_command(
     settings = OperatorSettings(
         worker_image=worker_image,
         operator_namespace=lease_namespace or _own_namespace(),
-        identity=f"{os.environ.get('HOSTNAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+        identity=_identity(),
         namespaces=namespaces,
         lease_name=lease_name,
         metrics_port=metrics_port,

@@ -116,6 +116,7 @@ def test_memory_against_the_plan(
         ([("chat-a", True, "now", False)], "Stable", "WorkersReady"),
         ([("chat-a", True, "before", False)], "RollingOut", "RollingOut"),
         ([("chat-a", True, "now", False), ("chat-b", True, "now", True)], "Draining", "WorkersReady"),
+        ([("chat-a", True, "now", False), ("chat-b", True, "now", False)], "Draining", "WorkersReady"),
         ([("chat-a", False, "now", False)], "Starting", "Starting"),
     ],
 )

@@ -196,3 +196,29 @@ def test_a_batch_limit_is_pushed_and_its_past_is_remembered(
     assert reconcile(observe(soon, first, [pod], {"chat-a": still}), surroundings, now + 2).limits == ()
     (push,) = reconcile(observe(soon, first, [pod], {"chat-a": still}), surroundings, now + 5).limits
     assert push.batch_limit == 13
+
+
+@pytest.mark.parametrize(("gone_s", "replicas"), [(40, 1), (61, 2)])
+def test_a_window_survives_a_short_absence_of_the_operator_only(
+    make_resource: Make,
+    make_pod: MakePod,
+    make_state: MakeState,
+    observe: See,
+    surroundings: Surroundings,
+    now: float,
+    first: list[Json],
+    gone_s: float,
+    replicas: int,
+) -> None:
+    for child in first:
+        if child["kind"] == "Deployment":
+            child["spec"]["replicas"] = 2
+    spec = {"autoscaling": {"scaleDownStabilizationSeconds": 30}}
+    intent = intent_hash(make_resource())
+    pods = [make_pod("chat-a", intent=intent), make_pod("chat-b", intent=intent)]
+    quiet = {"chat-a": make_state(live=900), "chat-b": make_state(live=20)}
+    before = reconcile(observe(make_resource(**spec), first, pods, quiet), surroundings, now).status
+    back = make_resource(status=before.to_json(), **spec)
+    after = reconcile(observe(back, first, pods, quiet), surroundings, now + gone_s).status
+    assert after.autoscaling is not None
+    assert after.autoscaling.desired_replicas == replicas

@@ -95,6 +95,9 @@ class AutoscalingStatus(Api):
         default=None,
         description="Since when the demand has been low enough for one replica fewer, without a break.",
     )
+    below_seen: Time | None = Field(
+        default=None, description="When that was last seen; a longer break begins the window anew."
+    )
     decisions: list[ScalingDecision] | None = Field(
         default=None, max_length=10, description="The last ten decisions, newest first."
     )

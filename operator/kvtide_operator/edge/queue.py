@@ -8,6 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from kvtide_operator.edge.kube import ApiError
+
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name
@@ -70,6 +72,9 @@ class WorkQueue:
             try:
                 again = await self.reconcile(*key)
                 entry.failures = 0
+            except ApiError as error:
+                again = self._backoff(entry)
+                logger.warning("%s/%s: again in %.1f s: %s", *key, again, error)
             except Exception:
                 again = self._backoff(entry)
                 logger.exception("%s/%s: the pass failed, again in %.1f s", *key, again)

@@ -38,8 +38,9 @@ def progressing(planning: Planning, force: Workforce) -> Verdict:
     kind = ConditionType.PROGRESSING
     if planning.reason is Reason.INSPECTING_MODEL:
         return Verdict(kind, "True", planning.reason, planning.message)
-    if force.terminating:
-        return Verdict(kind, "True", Reason.DRAINING, f"{force.terminating} workers finish their requests")
+    leaving = force.terminating + max(0, force.total - force.desired)
+    if leaving:
+        return Verdict(kind, "True", Reason.DRAINING, f"{leaving} workers finish their requests and go")
     if not planning.planned:
         return Verdict(kind, "False", Reason.NOT_PLANNED, "nothing is started without a plan")
     if force.complete:
@@ -65,7 +66,7 @@ def ready(planning: Planning, force: Workforce) -> Verdict:
         return Verdict(kind, "False", planning.reason, planning.message)
     if force.desired == 0:
         return Verdict(kind, "False", Reason.SCALED_TO_ZERO, "replicas is 0")
-    if force.ready == force.current == force.desired:
+    if force.ready == force.current >= force.desired:
         return Verdict(kind, "True", Reason.WORKERS_READY, f"{force.ready} of {force.desired} workers are ready")
     if force.troubles:
         return Verdict(kind, "False", force.troubles[0].reason, force.troubles[0].message)

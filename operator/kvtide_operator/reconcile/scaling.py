@@ -13,6 +13,8 @@ from kvtide_operator.reconcile.observed import Observed
 from kvtide_operator.reconcile.pods import PodView, seconds, timestamp
 
 DECISIONS_KEPT = 10
+# An operator that comes back after less than this goes on with the window; after more it has missed too much.
+UNSEEN_S = 60.0
 # Held decisions that are worth a record when they begin; the others are the normal course of things.
 NOTABLE = (Reason.AT_MAX_REPLICAS, Reason.METRICS_MISSING, Reason.METRICS_STALE)
 
@@ -39,12 +41,11 @@ def scale(observed: Observed, current: int | None, now: float) -> Scaling:
     first = policy.clamp(spec.replicas) if active else spec.replicas
     before = current if active and current is not None else first
     previous = observed.resource.status.autoscaling or AutoscalingStatus()
-    below_since = seconds(previous.below_since) if previous.below_since else None
     decision = decide_replicas(
         [_worker(observed, pod) for pod in observed.ready],
         before,
         policy,
-        below_since,
+        _below_since(previous, now),
         mean_output_tokens(spec),
         now,
     )
@@ -61,9 +62,17 @@ def scale(observed: Observed, current: int | None, now: float) -> Scaling:
         capacity_tokens_per_replica=decision.load.capacity_per_replica if decision.load else None,
         last_scale_time=timestamp(now) if scaled else previous.last_scale_time,
         below_since=timestamp(decision.below_since) if decision.below_since is not None else None,
+        below_seen=timestamp(now) if decision.below_since is not None else None,
         decisions=kept[:DECISIONS_KEPT] or None,
     )
     return Scaling(decision.replicas if active else before, decision, status, news)
+
+
+def _below_since(previous: AutoscalingStatus, now: float) -> float | None:
+    """The window that the last passes began, unless nobody has looked for so long that it says nothing."""
+    if not previous.below_since or not previous.below_seen or now - seconds(previous.below_seen) > UNSEEN_S:
+        return None
+    return seconds(previous.below_since)
 
 
 def _worker(observed: Observed, pod: PodView) -> Worker:
