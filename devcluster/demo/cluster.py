@@ -95,7 +95,7 @@ def install(cluster: Cluster, images: dict[str, str]) -> str:
     settings = []
     for part, key in (("operator", "image"), ("worker", "worker.image")):
         repository, tag = images[part].rsplit(":", 1)
-        settings += ["--set", f"{key}.repository={repository}", "--set", f"{key}.tag={tag}"]
+        settings += ["--set-string", f"{key}.repository={repository},{key}.tag={tag}"]
     return cluster.helm(
         "upgrade", "--install", "kvtide", "charts/kvtide", "--namespace", "kvtide-system", "--create-namespace",
         "--wait", "--timeout", "120s", *settings,

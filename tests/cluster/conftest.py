@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,13 +13,15 @@ import yaml
 from devcluster.demo.cluster import ROOT, Cluster, CommandFailed, devcluster, install, wait_until
 
 NAMESPACE = "default"
+HERE = Path(__file__).parent
 Resource = dict[str, Any]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(pytest.mark.cluster)
-        item.add_marker(pytest.mark.timeout(420))
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.timeout(420))
 
 
 @pytest.fixture(scope="session")

@@ -41,8 +41,12 @@ def test_uninstalling_leaves_the_workers_serving_and_nothing_that_hangs(operator
     wait_condition(operator, name, "Ready", "True", timeout_s=120)
     url = service_url(operator, name)
     operator.helm("uninstall", "kvtide", "-n", "kvtide-system", "--wait", "--timeout", "60s")
-    assert operator.get("all,serviceaccounts,roles,rolebindings,leases", "-n", "kvtide-system",
-                        "-l", "app.kubernetes.io/instance=kvtide")["items"] == []  # fmt: skip
+    kinds = "all,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
+    wait_until(
+        "what the chart made to go",
+        lambda: not operator.get(kinds, "-n", "kvtide-system", "-l", "app.kubernetes.io/instance=kvtide")["items"],
+        timeout_s=60,
+    )
     answer = client(url).completions.create(model=name, prompt="The capital of France is", max_tokens=8, temperature=0)
     assert "Paris" in answer.choices[0].text
     operator.kubectl("delete", "llmd", name, "-n", NAMESPACE, "--wait", "--timeout=20s")
