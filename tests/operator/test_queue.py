@@ -1,0 +1,109 @@
+"""The work queue: one pass at a time for a key, none lost, and a bad key that nobody else notices."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from kvtide_operator.edge.queue import WorkQueue
+
+Pass = Callable[[str, str], Awaitable[float | None]]
+
+
+@asynccontextmanager
+async def running(reconcile: Pass) -> AsyncIterator[WorkQueue]:
+    queue = WorkQueue(reconcile)
+    task = asyncio.create_task(queue.run())
+    try:
+        yield queue
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not reached():  # noqa: ASYNC110  any condition, not one event
+            await asyncio.sleep(0.005)
+
+
+async def test_requests_before_a_pass_are_one_pass() -> None:
+    passes: Counter[str] = Counter()
+
+    async def reconcile(namespace: str, name: str) -> None:
+        passes[f"{namespace}/{name}"] += 1
+
+    async with running(reconcile) as queue:
+        for _ in range(5):
+            queue.request("team", "a")
+        queue.request("team", "b")
+        await until(lambda: passes["team/b"] == 1)
+        await asyncio.sleep(0.05)
+        assert passes == {"team/a": 1, "team/b": 1}
+
+
+async def test_a_request_during_a_pass_is_one_more_and_never_two_at_once() -> None:
+    begun, active, most = 0, 0, 0
+    gate = asyncio.Event()
+
+    async def reconcile(namespace: str, name: str) -> None:
+        nonlocal begun, active, most
+        begun, active = begun + 1, active + 1
+        most = max(most, active)
+        await gate.wait()
+        active -= 1
+
+    async with running(reconcile) as queue:
+        queue.request("team", "a")
+        await until(lambda: begun == 1)
+        for _ in range(3):
+            queue.request("team", "a")
+        await asyncio.sleep(0.05)
+        assert begun == 1
+        gate.set()
+        await until(lambda: begun == 2)
+        await asyncio.sleep(0.05)
+        assert (begun, most) == (2, 1)
+
+
+async def test_a_key_comes_again_when_it_says_so_and_sooner_when_asked() -> None:
+    passes = 0
+
+    async def reconcile(namespace: str, name: str) -> float:
+        nonlocal passes
+        passes += 1
+        return 0.05 if passes < 3 else 60.0
+
+    async with running(reconcile) as queue:
+        queue.request("team", "a")
+        await until(lambda: passes == 3)
+        queue.request("team", "a")
+        await until(lambda: passes == 4)
+
+
+async def test_one_that_fails_is_tried_again_and_stops_none_of_the_others() -> None:
+    failures, good = 0, 0
+
+    async def reconcile(namespace: str, name: str) -> float | None:
+        nonlocal failures, good
+        if name == "bad":
+            failures += 1
+            raise RuntimeError("broken on purpose")
+        good += 1
+        return 0.01
+
+    async with running(reconcile) as queue:
+        queue.request("team", "bad")
+        queue.request("team", "good")
+        await until(lambda: good > 20)
+        assert failures == 1
+        await until(lambda: failures == 2)  # after half a second to a second
+
+
+async def test_the_heartbeat_goes_on_while_there_is_nothing_to_do() -> None:
+    async def reconcile(namespace: str, name: str) -> None:
+        raise AssertionError("nothing was requested")
+
+    async with running(reconcile) as queue:
+        before = queue.heartbeat
+        await until(lambda: queue.heartbeat > before + 0.5)
