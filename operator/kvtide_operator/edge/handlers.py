@@ -1,5 +1,7 @@
 """Kopf's side: watches, and asks the queue for a pass. Handlers only carry; there is no finalizer, timer or daemon."""
 
+import dataclasses
+import os
 import random
 from typing import Any
 
@@ -16,13 +18,23 @@ class Memo(kopf.Memo):
     generations: dict[str, int]
 
 
+def _with_service_account(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    """The pod's own credentials, at the address the kubelet gave it: Kopf's default asks the cluster's DNS for one."""
+    info = kopf.login_with_service_account(**kwargs)
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    if info is None or host is None:
+        return info
+    bracketed = f"[{host}]" if ":" in host else host
+    return dataclasses.replace(info, server=f"https://{bracketed}:{os.environ['KUBERNETES_SERVICE_PORT']}")
+
+
 def registry() -> kopf.OperatorRegistry:
     """Our handlers in a registry of their own, so that nothing depends on what is imported first."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=handlers, id="login", retries=3)
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+        return _with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers, id="resource")
     async def resource_changed(
