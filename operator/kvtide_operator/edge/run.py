@@ -121,7 +121,7 @@ async def _watch(settings: OperatorSettings, queue: WorkQueue, stop: asyncio.Eve
     """Kopf, until it ends: from here on SIGTERM comes to it, and its end is ours."""
     scope = {"namespaces": settings.namespaces} if settings.namespaces else {"clusterwide": True}
     memo = Memo(queue=queue, generations={})
-    # Left to itself Kopf asks for the user's name, and the pod's user has none. The type is a str that Kopf keeps private.
+    # Left to itself Kopf asks for the user's name, and the pod's user has none. Its type of identity is private.
     identity: Any = settings.identity
     await kopf.operator(registry=registry(), settings=kopf_settings(), memo=memo, identity=identity, **scope)
     stop.set()
