@@ -1,0 +1,223 @@
+"""The scheduler: rows for each rule, and random traffic for what must hold whatever comes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvtide_worker.engine.block_manager import BlockManager
+from kvtide_worker.engine.messages import SamplingParams
+from kvtide_worker.engine.request import Request
+from kvtide_worker.engine.scheduler import Scheduler
+
+
+class Bench:
+    """A scheduler, and a model that takes no time and never says the end-of-sequence token."""
+
+    def __init__(self, *, num_blocks: int, block_size: int = 4, batch_limit: int = 4, budget: int = 16) -> None:
+        self.blocks = BlockManager(num_blocks, block_size)
+        self.scheduler = Scheduler(self.blocks, max_batch_limit=batch_limit, step_token_budget=budget)
+        self.requests: dict[str, Request] = {}
+        self.finished: list[str] = []
+
+    def add(self, name: str, prompt: int, max_tokens: int = 8) -> Request:
+        arrival = len(self.requests) + len(self.finished)
+        request = Request(name, arrival, list(range(prompt)), SamplingParams(max_tokens=max_tokens))
+        self.requests[name] = request
+        self.scheduler.add(request)
+        return request
+
+    def step(self) -> dict[str, int]:
+        """Run a step; how many tokens of each request it computed, in its order."""
+        chunks = self.scheduler.schedule()
+        for chunk in chunks:
+            self.blocks.advance(chunk.request.table, chunk.new_tokens)
+            if chunk.request.pending_tokens == 0 and chunk.request.append(0, ()):
+                self.scheduler.remove(chunk.request)
+                self.finished.append(chunk.request.request_id)
+                del self.requests[chunk.request.request_id]
+        return {chunk.request.request_id: chunk.new_tokens for chunk in chunks}
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Running and waiting requests."""
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        return [request.request_id for request in running], [request.request_id for request in waiting]
+
+
+def test_decodes_first_then_prefills_in_chunks() -> None:
+    bench = Bench(num_blocks=20)
+    bench.add("a", prompt=3)
+    assert bench.step() == {"a": 3}
+    bench.add("b", prompt=30)
+    assert bench.step() == {"a": 1, "b": 15}
+    assert bench.step() == {"a": 1, "b": 15}
+    assert bench.step() == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ([40, 2], {"1": 2, "0": 14}),  # the short one is done at once, its share goes to the long one
+        ([40, 40], {"0": 8, "1": 8}),
+        ([40, 3, 40], {"1": 3, "0": 6, "2": 7}),
+        ([5], {"0": 5}),
+    ],
+)
+def test_prefill_shares_the_budget(prompts: list[int], expected: dict[str, int]) -> None:
+    bench = Bench(num_blocks=40)
+    for index, prompt in enumerate(prompts):
+        bench.add(str(index), prompt)
+    assert bench.step() == expected
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "running"),
+    [
+        (4, ["a"]),  # b needs two blocks, a holds two: none would be left for a to grow
+        (5, ["a", "b"]),
+    ],
+)
+def test_admits_with_room_to_grow(num_blocks: int, running: list[str]) -> None:
+    bench = Bench(num_blocks=num_blocks)
+    bench.add("a", prompt=8)
+    bench.add("b", prompt=8)
+    bench.step()
+    assert bench.names()[0] == running
+
+
+def test_a_request_that_fills_the_pool_runs_alone() -> None:
+    bench = Bench(num_blocks=4)
+    bench.add("a", prompt=12, max_tokens=4)
+    for _ in range(4):
+        bench.step()
+    assert bench.finished == ["a"]
+
+
+def test_nobody_overtakes_the_head_of_the_queue() -> None:
+    bench = Bench(num_blocks=6)
+    bench.add("a", prompt=8)
+    bench.add("long", prompt=16)
+    bench.add("short", prompt=1)
+    bench.step()
+    assert bench.names() == (["a"], ["long", "short"])
+
+
+def test_preempts_the_newest_and_keeps_its_tokens() -> None:
+    bench = Bench(num_blocks=5)
+    bench.add("old", prompt=8, max_tokens=12)
+    new = bench.add("new", prompt=7, max_tokens=12)
+    steps = [bench.step() for _ in range(5)]
+    # Step 2 gives old the fifth block; new wants one in step 3 (its 9th token), and goes back to the queue.
+    assert bench.scheduler.preemptions == 1
+    assert bench.names() == (["old"], ["new"])
+    assert steps[-1] == {"old": 1}
+    kept = list(new.output_token_ids)
+    assert len(kept) == 2
+    while bench.requests:
+        bench.step()
+    assert bench.finished == ["old", "new"]
+    assert len(new.output_token_ids) == 12
+    assert new.output_token_ids[: len(kept)] == kept
+
+
+def test_a_preempted_request_recomputes_prompt_and_output() -> None:
+    bench = Bench(num_blocks=20)
+    request = bench.add("a", prompt=5)
+    bench.add("b", prompt=5)
+    bench.step()
+    bench.step()
+    bench.scheduler.set_batch_limit(1)
+    bench.step()
+    assert bench.names() == (["a"], ["b"])
+    bench.scheduler.remove(request)
+    assert bench.step() == {"b": 7}  # 5 of the prompt, 2 generated
+    assert bench.scheduler.preemptions == 0  # a limit is no want of blocks
+
+
+@pytest.mark.parametrize(("asked", "in_force"), [(0, 1), (1, 1), (3, 3), (4, 4), (9, 4)])
+def test_batch_limit_stays_within_the_plan(asked: int, in_force: int) -> None:
+    bench = Bench(num_blocks=40)
+    for name in "abcde":
+        bench.add(name, prompt=1)
+    bench.step()
+    bench.scheduler.set_batch_limit(asked)
+    assert bench.scheduler.batch_limit == in_force
+    assert len(bench.step()) == in_force
+
+
+def test_counts_what_is_queued() -> None:
+    bench = Bench(num_blocks=40, batch_limit=1)
+    bench.add("a", prompt=20, max_tokens=5)
+    bench.add("b", prompt=7, max_tokens=3)
+    assert (bench.scheduler.queued_prompt_tokens, bench.scheduler.expected_output_tokens) == (27, 8)
+    bench.step()  # 16 of a's 20
+    assert (bench.scheduler.queued_prompt_tokens, bench.scheduler.expected_output_tokens) == (11, 8)
+    bench.step()
+    assert (bench.scheduler.queued_prompt_tokens, bench.scheduler.expected_output_tokens) == (7, 7)
+
+
+def test_a_budget_below_the_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="a step of 3 tokens cannot run 4 sequences"):
+        Bench(num_blocks=4, budget=3)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random requests that all fit the pool alone, aborts and limits, between steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench(num_blocks=8)
+        self.added = 0
+        self.aborted = 0
+
+    @rule(prompt=st.integers(1, 24), max_tokens=st.integers(1, 8))
+    def add(self, prompt: int, max_tokens: int) -> None:
+        self.bench.add(f"request-{self.added}", prompt, max_tokens)
+        self.added += 1
+
+    @precondition(lambda self: self.bench.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.bench.requests)))
+        self.bench.scheduler.remove(self.bench.requests.pop(name))
+        self.aborted += 1
+
+    @rule(batch_limit=st.integers(1, 4))
+    def limit(self, batch_limit: int) -> None:
+        self.bench.scheduler.set_batch_limit(batch_limit)
+
+    @rule(steps=st.integers(1, 5))
+    def steps(self, steps: int) -> None:
+        for _ in range(steps):
+            oldest = min(self.bench.requests.values(), key=lambda request: request.arrival, default=None)
+            computed = self.bench.step()
+            assert sum(computed.values()) <= 16
+            assert len(computed) <= self.bench.scheduler.batch_limit
+            assert all(computed.values())
+            # Whoever came first moves in every step: so each request does in the end.
+            assert oldest is None or oldest.request_id in computed
+
+    @invariant()
+    def blocks_are_conserved_and_exclusive(self) -> None:
+        scheduler, blocks = self.bench.scheduler, self.bench.blocks
+        held = [block for request in scheduler.running for block in request.table.blocks]
+        assert len(held) == len(set(held)) == blocks.live_blocks
+        assert blocks.live_blocks + blocks.cached_blocks + blocks.free_blocks == blocks.num_blocks
+        assert blocks.live_tokens == sum(request.table.num_tokens for request in scheduler.running)
+        assert not any(request.table.blocks for request in scheduler.waiting)
+        assert len(scheduler.running) + len(scheduler.waiting) == len(self.bench.requests)
+
+    def teardown(self) -> None:
+        # Each step gives the oldest request a token at least.
+        most_steps = sum(request.num_tokens + request.sampling.max_tokens for request in self.bench.requests.values())
+        for _ in range(most_steps):
+            self.bench.step()
+        assert not self.bench.requests
+        assert len(self.bench.finished) == self.added - self.aborted
+        assert self.bench.blocks.free_blocks == self.bench.blocks.num_blocks
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
