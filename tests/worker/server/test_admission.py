@@ -1,0 +1,64 @@
+"""Admission as rows: what never fits, what is too much now, and the numbers in the refusals."""
+
+import pytest
+
+from kvtide_worker.server.admission import Capacity, NeverFits, Queue, output_tokens, overload
+
+ROOMY = Capacity(context_tokens=2048, pool_tokens=10240, max_batch=16)
+SMALL_POOL = Capacity(context_tokens=2048, pool_tokens=512, max_batch=2)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "capacity", "expected"),
+    [
+        (100, 50, ROOMY, 50),
+        (100, None, ROOMY, 1948),  # what the context has room for
+        (100, 1948, ROOMY, 1948),
+        (2047, None, ROOMY, 1),
+        (100, None, SMALL_POOL, 412),  # the pool is smaller than the context
+    ],
+)
+def test_how_much_may_be_generated(prompt: int, max_tokens: int | None, capacity: Capacity, expected: int) -> None:
+    assert output_tokens(prompt, max_tokens, capacity) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "capacity", "prompt_alone", "says"),
+    [
+        (100, 1949, ROOMY, False, ["2049", "prompt 100", "max_tokens 1949", "at most 2048", "max_tokens 1948 or"]),
+        (2048, None, ROOMY, True, ["2048 tokens", "2047 or fewer"]),
+        (5000, 1, ROOMY, True, ["5000 tokens"]),
+        (500, 100, SMALL_POOL, False, ["600", "at most 512", "context limit 2048", "KV pool 512"]),
+    ],
+)
+def test_what_never_fits(prompt, max_tokens, capacity: Capacity, prompt_alone: bool, says: list[str]) -> None:
+    with pytest.raises(NeverFits) as refused:
+        output_tokens(prompt, max_tokens, capacity)
+    assert refused.value.prompt_alone is prompt_alone
+    assert all(part in str(refused.value) for part in says)
+
+
+@pytest.mark.parametrize(
+    ("requests", "tokens", "queue", "taken"),
+    [
+        (1, 100, Queue(0, 0, 1.0), True),
+        (64, 99_999, Queue(0, 0, 1.0), True),  # an empty queue takes what can fit at all
+        (1, 100, Queue(127, 1000, 1.0), True),
+        (1, 100, Queue(128, 1000, 1.0), False),  # eight batches of 16
+        (1, 960, Queue(10, 40_000, 1.0), True),
+        (1, 961, Queue(10, 40_000, 1.0), False),  # four pools of 10240
+    ],
+)
+def test_how_much_may_wait(requests: int, tokens: int, queue: Queue, taken: bool) -> None:
+    assert (overload(requests, tokens, queue, ROOMY) is None) is taken
+
+
+@pytest.mark.parametrize(
+    ("mean_request_s", "expected"),
+    [(0.01, 1), (2.0, 8), (600.0, 60)],  # half of 128 waiting is four batches of 16
+)
+def test_when_to_come_back(mean_request_s: float, expected: int) -> None:
+    refused = overload(1, 1, Queue(128, 128, mean_request_s), ROOMY)
+    assert refused is not None
+    assert refused.retry_after_s == expected
+    assert "128 requests" in refused.message

@@ -1,0 +1,57 @@
+"""How a model may be written, and what may not go together."""
+
+from pathlib import Path
+
+import pytest
+
+from kvtide_sizing.errors import InvalidModelUri, InvalidPlan, InvalidWorkload, ModelNotFound, UnknownDevice
+from kvtide_worker.server.planning import check_plan_options, model_name, model_uri, plan_for
+from kvtide_worker.server.settings import ServeSettings
+
+
+@pytest.mark.parametrize(
+    ("text", "uri", "name"),
+    [
+        ("hf://org/Some-Model@main", "hf://org/Some-Model@main", "Some-Model"),
+        ("org/Some-Model", "hf://org/Some-Model", "Some-Model"),
+        ("pvc://claim/models/x.gguf", "pvc://claim/models/x.gguf", "x"),
+        ("file:///models/folder/", "file:///models/folder", "folder"),
+    ],
+)
+def test_how_a_model_may_be_written(text: str, uri: str, name: str) -> None:
+    assert str(model_uri(text)) == uri
+    assert model_name(model_uri(text)) == name
+
+
+def test_a_path_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    assert str(model_uri("model.gguf")) == f"file://{tmp_path}/model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("nothing-here.gguf", ModelNotFound), ("/no/such/model", ModelNotFound), ("s3://bucket/x", InvalidModelUri)],
+)
+def test_what_is_no_model(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=text):
+        model_uri(text)
+
+
+def test_a_plan_has_fixed_what_options_would_choose(tmp_path: Path) -> None:
+    settings = ServeSettings(model="x", plan_file=tmp_path / "plan.json", memory_bytes=1, max_batch=2)
+    with pytest.raises(InvalidWorkload, match="--memory, --max-batch"):
+        check_plan_options(settings)
+
+
+@pytest.mark.parametrize(("text", "says"), [("{", "not JSON"), ("{}", "not a plan")])
+def test_a_broken_plan_is_named(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(text)
+    with pytest.raises(InvalidPlan, match=says):
+        plan_for(ServeSettings(model="x", plan_file=file), tmp_path)
+
+
+def test_a_gpu_needs_its_memory_said() -> None:
+    with pytest.raises(UnknownDevice, match="--memory 80Gi"):
+        plan_for(ServeSettings(model="x", device="cuda"), Path("x"))

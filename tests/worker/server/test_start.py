@@ -1,0 +1,65 @@
+"""How a server starts, and how it says that it cannot."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.worker.server.conftest import EXACT
+from tests.worker.server.harness import Server, eventually
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "says"),
+    [
+        (["--model", "/no/such/model.gguf"], 3, "'/no/such/model.gguf' is neither a file or folder"),
+        (["--model", "file:///no/such/model.gguf"], 3, "there is nothing at /no/such/model.gguf"),
+        (["--model", "pvc://claim/model"], 3, "/models/pvc/claim/model"),
+        (["--memory", "200Mi"], 2, "needs"),
+        (["--memory", "1300Mi", "--max-context", "9000"], 3, "8192"),
+        (["--memory", "1300Mi", "--block-size", "17"], 3, "16, 32, 64, 128, 256"),
+        (["--plan", __file__], 3, "is not JSON"),
+    ],
+)
+def test_a_start_that_fails_is_one_line(
+    smollm2: Path, tmp_path: Path, options: list[str], status: int, says: str
+) -> None:
+    with Server(*options, model=smollm2, log=tmp_path / "log") as server:
+        assert server.exit_status(within_s=30) == status
+        assert "Traceback" not in server.output
+        last = server.output.splitlines()[-1]
+        assert last.startswith("kvtide serve: ")
+        assert says in last
+        assert server.termination_log.read_text().strip() == last.removeprefix("kvtide serve: ")
+
+
+def test_a_port_in_use_is_named(smollm2: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with Server("--port", str(port), model=smollm2, log=tmp_path / "log") as server:
+            assert server.exit_status(within_s=30) == 3
+            assert f"cannot listen on 127.0.0.1:{port}" in server.output
+
+
+def test_while_it_loads_it_is_alive_and_not_ready(smollm2: Path, tmp_path: Path) -> None:
+    options = ("--memory", "1300Mi", "--max-context", "512", *EXACT)
+    with Server(*options, model=smollm2, log=tmp_path / "log") as server:
+        assert server.get("/health").status_code == 200
+        assert server.get("/ready").status_code == 503
+        early = server.post("/v1/completions", {"prompt": "Hi"})
+        assert early.status_code == 503
+        assert int(early.headers["retry-after"]) > 0
+        assert "serving" not in server.output  # else it was not early
+        eventually(lambda: "starting torch" in server.output, 30)
+        server.terminate()
+        assert server.exit_status(within_s=5) == 0
+        assert "Traceback" not in server.output
+
+
+def test_a_key_and_a_token_from_files(smollm2: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("client-key\n")
+    (tmp_path / "token").write_text("")
+    files = ("--api-key-file", str(tmp_path / "key"), "--admin-token-file", str(tmp_path / "token"))
+    with Server(*files, model=smollm2, log=tmp_path / "log") as server:
+        assert server.exit_status(within_s=30) == 3
+        assert "is empty" in server.output
