@@ -45,9 +45,11 @@ def _config(folder: Path) -> LlamaConfig:
     config = _read_json(folder / "config.json")
     if config.get("model_type") != "llama":
         raise UnsupportedModel(f"{folder} holds a model of type '{config.get('model_type')}'; this worker runs 'llama'")
-    for option in ("attention_bias", "mlp_bias", "quantization_config", "partial_rotary_factor"):
-        if config.get(option) not in (None, False, 1.0):
+    for option in ("attention_bias", "mlp_bias", "quantization_config"):
+        if config.get(option):
             raise UnsupportedModel(f"{folder} sets {option}={config[option]}, which this worker does not run")
+    if config.get("partial_rotary_factor", 1) != 1:
+        raise UnsupportedModel(f"{folder} rotates a part of each head; this worker rotates all of it")
     if config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"{folder} sets hidden_act={config['hidden_act']}; this worker runs 'silu'")
     query_heads = config["num_attention_heads"]

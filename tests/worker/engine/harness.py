@@ -1,0 +1,73 @@
+"""An engine without its process: load it, give it requests, collect tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kvtide_sizing.plan_record import AttentionPlan, KvPlan, MemoryPlan, Plan
+from kvtide_worker.engine.config import DType, EngineConfig
+from kvtide_worker.engine.engine import Engine
+from kvtide_worker.engine.load import load_engine
+from kvtide_worker.engine.messages import AddRequest, SamplingParams, TokenOutput
+from kvtide_worker.models.checkpoint import open_checkpoint
+
+
+def plan_for(model: Path, *, num_blocks: int, block_size: int, max_context: int, batch_limit: int) -> dict[str, Any]:
+    """A plan for the model's heads; its memory is nobody's in these tests."""
+    config = open_checkpoint(model).config
+    bytes_per_token = config.num_layers * config.kv_heads * 2 * config.head_dim * 2
+    plan = Plan(
+        model=model.name,
+        device="cpu",
+        kv=KvPlan("BF16", block_size, bytes_per_token, num_blocks),
+        memory=MemoryPlan(0, 0, 0, 0, 0, 0),
+        attention=AttentionPlan(config.query_heads, config.kv_heads),
+        max_context_tokens=max_context,
+        max_concurrency=1,
+        batch_limit=batch_limit,
+        reasons=(),
+        alternatives=(),
+        warnings=(),
+    )
+    return plan.to_json()
+
+
+def load(
+    model: Path,
+    *,
+    dtype: DType = "float32",
+    num_blocks: int = 64,
+    block_size: int = 16,
+    max_context: int = 256,
+    batch_limit: int = 16,
+) -> Engine:
+    """An engine that has generated its warm-up token."""
+    plan = plan_for(
+        model, num_blocks=num_blocks, block_size=block_size, max_context=max_context, batch_limit=batch_limit
+    )
+    return load_engine(EngineConfig(f"file://{model}", plan, dtype=dtype), progress=lambda stage: None)
+
+
+def greedy(max_tokens: int, **changes: Any) -> SamplingParams:
+    """Exactly max_tokens tokens, the likeliest at each place."""
+    return SamplingParams(**{"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True, **changes})
+
+
+def run(engine: Engine) -> list[TokenOutput]:
+    """Step until there is nothing to do; all outputs in order."""
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    return outputs
+
+
+def generate(engine: Engine, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """Greedy tokens of all prompts, which are queued at once."""
+    for index, prompt in enumerate(prompts):
+        engine.add(AddRequest(str(index), prompt, greedy(max_tokens)))
+    tokens: list[list[int]] = [[] for _ in prompts]
+    for output in run(engine):
+        assert output.error is None
+        tokens[int(output.request_id)] += output.token_ids
+    return tokens

@@ -1,0 +1,151 @@
+"""Greedy tokens against transformers on the same real weights: alone, in a batch, from both file formats.
+
+float32 is compared token for token. bfloat16 keeps 8 bits of a logit, so that two tokens whose logits are that close
+are a tie, which the order of a sum decides: there a difference must be such a tie, and is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from kvtide_worker.engine.engine import Engine
+from kvtide_worker.text.tokenizer import Tokenizer
+from tests.worker.engine.harness import generate, load
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):\n    ",
+    "Water boils at",
+    "1, 1, 2, 3, 5, 8,",
+    "<|im_start|>user\nWhat is gravity?<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nWrite a haiku about the tide.<|im_end|>\n<|im_start|>assistant\n",
+    "SELECT name, COUNT(*) FROM users",
+    "Dear Sir or Madam,",
+    "The three laws of thermodynamics are",
+    "In 1969,",
+    "Bonjour, je m'appelle",
+    "#include <stdio.h>\n\nint main() {",
+    "A",
+    "To be, or not to be, that is",
+    "The mitochondria is the powerhouse of the cell. " * 12,
+    "Ingredients:\n- 2 eggs\n- 100 g flour\n- ",
+    '{"name": "kvtide", "version": ',
+    "Why did the chicken cross the road?",
+    "import numpy as np\n\nx = np.",
+    "The quick brown fox jumps over the lazy dog. " * 7 + "The",
+    "Question: If a train travels 60 km in 45 minutes, how fast is it?\nAnswer:",
+    "日本の首都は",
+    "Roses are red,\nViolets are blue,",
+]
+NEW_TOKENS = 48
+
+# A bfloat16 has 8 significant bits: between 2^n and 2^(n+1) its steps are 2^(n-7), so the best logit of a row is
+# rounded by at most 2^-8 of itself, and hidden states of 30 layers by more. Measured here: within 2^-6.
+BFLOAT16_TIE = 2**-6
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm2: Path) -> list[list[int]]:
+    tokenizer = Tokenizer.load(smollm2)
+    return [tokenizer.encode(text, add_special_tokens=False) for text in PROMPTS]
+
+
+def in_batches(engine: Engine, prompts: list[list[int]], batch: int, new_tokens: int) -> list[list[int]]:
+    starts = range(0, len(prompts), batch)
+    return [tokens for start in starts for tokens in generate(engine, prompts[start : start + batch], new_tokens)]
+
+
+def likeliest(model: LlamaForCausalLM, prompt: list[int], tokens: list[int]) -> list[int]:
+    """What transformers would generate at each place, given the tokens before it.
+
+    Equal to tokens in every place exactly where its own greedy generation is: each token is the next one's context.
+    """
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
+    return logits.argmax(-1).tolist()
+
+
+def generated(model: LlamaForCausalLM, prompt: list[int], new_tokens: int) -> tuple[list[int], torch.Tensor]:
+    """transformers' own greedy tokens, with its cache, and their logits [new_tokens, vocab_size]."""
+    result = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        do_sample=False,
+        min_new_tokens=new_tokens,
+        max_new_tokens=new_tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return result.sequences[0, len(prompt) :].tolist(), torch.cat(result.logits)
+
+
+def test_a_few_prompts_in_float32(smollm2: Path, smollm2_float32: LlamaForCausalLM, prompts: list[list[int]]) -> None:
+    """The quick form of the test below: six prompts in one batch."""
+    chosen = [prompts[index] for index in (0, 2, 5, 13, 15, 22)]
+    for prompt, tokens in zip(chosen, generate(load(smollm2), chosen, 16), strict=True):
+        assert tokens == likeliest(smollm2_float32, prompt, tokens)
+
+
+def test_a_few_prompts_alone_and_together_in_bfloat16(smollm2: Path, prompts: list[list[int]]) -> None:
+    """A request's tokens do not depend on who shares the step, though bfloat16 rounds."""
+    chosen, engine = [prompts[index] for index in (0, 5, 13, 15)], load(smollm2, dtype="bfloat16")
+    assert in_batches(engine, chosen, 1, 8) == in_batches(engine, chosen, 4, 8)
+
+
+@pytest.fixture(scope="module", params=["gguf", "safetensors"])
+def model_path(
+    request: pytest.FixtureRequest,
+    smollm2: Path,
+    smollm2_float32: LlamaForCausalLM,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Path]:
+    if request.param == "gguf":
+        yield smollm2
+        return
+    folder = tmp_path_factory.mktemp("smollm2")
+    smollm2_float32.save_pretrained(folder)
+    yield folder
+    # Half a gigabyte, which pytest would keep for three runs.
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+
+
+@pytest.fixture(scope="module")
+def float32_tokens(smollm2_float32: LlamaForCausalLM, prompts: list[list[int]]) -> list[list[int]]:
+    return [generated(smollm2_float32, prompt, NEW_TOKENS)[0] for prompt in prompts]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_all_prompts_in_float32(model_path: Path, prompts: list[list[int]], float32_tokens: list[list[int]]) -> None:
+    engine = load(model_path)
+    assert in_batches(engine, prompts, 1, NEW_TOKENS) == float32_tokens
+    assert in_batches(engine, prompts, 16, NEW_TOKENS) == float32_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_all_prompts_in_bfloat16(smollm2: Path, prompts: list[list[int]]) -> None:
+    reference = LlamaForCausalLM.from_pretrained(smollm2.parent, gguf_file=smollm2.name, dtype=torch.bfloat16).eval()
+    engine = load(smollm2, dtype="bfloat16")
+    together = in_batches(engine, prompts, 16, NEW_TOKENS)
+    assert in_batches(engine, prompts, 1, NEW_TOKENS) == together
+
+    diverged = []
+    for prompt, tokens in zip(prompts, together, strict=True):
+        expected, logits = generated(reference, prompt, NEW_TOKENS)
+        places = (place for place in range(NEW_TOKENS) if tokens[place] != expected[place])
+        first = next(places, None)
+        if first is not None:
+            best, ours = logits[first, expected[first]].item(), logits[first, tokens[first]].item()
+            diverged.append((best - ours) / abs(best))
+    print(f"{len(diverged)} of {len(prompts)} prompts differ from transformers in bfloat16, by {diverged}")
+    assert all(gap <= BFLOAT16_TIE for gap in diverged)
