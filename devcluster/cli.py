@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from devcluster import binaries, cluster, forwarder, process
+from devcluster import images as images_of
 from devcluster.components import all_components
 from devcluster.model import smollm2_gguf
 from devcluster.paths import KUBECONFIG
+from devcluster.screenshot import screenshot as take_screenshot
 from devcluster.state import State, locked, required
 from devcluster.steps import console
 
@@ -133,6 +137,23 @@ def unforward(target: str) -> None:
     """Close a port that `forward` opened."""
     with locked():
         forwarder.close(required(), target)
+
+
+@main.command()
+@click.option("--only", type=click.Choice(images_of.PARTS), help="Build the image of this part alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print the names as JSON: one object, part to image.")
+def images(only: str | None, as_json: bool) -> None:
+    """Build the operator's and the worker's images, load them into the node, and print their names."""
+    names = images_of.build_and_load([only] if only else images_of.PARTS)
+    click.echo(json.dumps(names) if as_json else "\n".join(names.values()))
+
+
+@main.command()
+@click.argument("url")
+@click.argument("file", type=click.Path(path_type=Path))
+def screenshot(url: str, file: Path) -> None:
+    """Save a picture of the page at URL as FILE (PNG)."""
+    take_screenshot(url, file)
 
 
 @main.command()

@@ -10,6 +10,7 @@ from pathlib import Path
 from devcluster import (
     addons,
     binaries,
+    buildah,
     certificates,
     cgroups,
     config,
@@ -160,6 +161,8 @@ def _down(state: State | None) -> None:
         sysctls.write(state.sysctls)
     with step("removing mounts, control groups, network, files"):
         mounts.unmount_below(HOME)
+        mounts.unmount_below(buildah.RUNTIME_FOLDER)
+        shutil.rmtree(buildah.RUNTIME_FOLDER, ignore_errors=True)
         cgroups.delete()
         netns.delete()
         if RUN.exists():

@@ -16,8 +16,6 @@ HOME = CACHE / "devcluster"
 BINARIES = HOME / "bin"
 CONTAINERD_ROOT = HOME / "containerd"
 BUILDAH_ROOT = HOME / "buildah"
-IMAGE_LAYOUTS = HOME / "images"
-LOCK = HOME / "lock"
 
 RUN = HOME / "run"
 LOGS = RUN / "logs"

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from devcluster.paths import LOCK, RUN
+from devcluster.paths import HOME, RUN
 from devcluster.process import Process
 
 STATE_FILE = RUN / "state.json"
@@ -36,7 +36,6 @@ class State:
     processes: dict[str, Process] = field(default_factory=dict)
     forwards: dict[str, Forward] = field(default_factory=dict)
     sysctls: dict[str, str] = field(default_factory=dict)
-    images: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def new(cls) -> State:
@@ -80,10 +79,10 @@ def required() -> State:
 
 
 @contextmanager
-def locked() -> Iterator[None]:
-    """One command at a time changes the cluster; a second one waits here."""
-    LOCK.parent.mkdir(parents=True, exist_ok=True)
-    with LOCK.open("w") as lock:
+def locked(what: str = "cluster") -> Iterator[None]:
+    """One command at a time changes the cluster, or the images; a second one waits here."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    with (HOME / f"{what}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -1,0 +1,122 @@
+"""The operator's and the worker's images: built from their Dockerfiles, and loaded into the node.
+
+Debian's buildah builds from the same Dockerfiles that Docker takes; only the base image is made here, because there
+is no registry to pull one from. A layer that the node has does not move again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from devcluster import containerd, mounts, packages
+from devcluster.archive import write_archive
+from devcluster.buildah import RUNTIME_FOLDER, buildah, has_image, stored_image
+from devcluster.paths import BUILDAH_ROOT, HOME, REPOSITORY
+from devcluster.state import locked, required
+from devcluster.steps import step
+
+PARTS = ("operator", "worker")
+
+# Tags that stay for each part: a pod that still runs with one can be started again.
+KEPT_TAGS = 3
+LOADED = HOME / "images.json"
+
+# What stands here for the `python:3.x-slim` of users' builds.
+BASE_SUITE = "bookworm"
+BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
+BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+CERTIFICATES = Path("/etc/ssl/certs")
+
+
+def build_and_load(parts: Sequence[str] = PARTS) -> dict[str, str]:
+    """Build the images of these parts, load what the node lacks of them, and give each part's image by name and tag.
+
+    The tag is the beginning of the image's digest: the same content has the same name. Raises RuntimeError with the
+    build's last words, or where the cluster is not up.
+    """
+    required()
+    with locked("images"):
+        if missing := packages.missing(packages.IMAGES):
+            with step(f"installing {', '.join(missing)}"):
+                packages.install(packages.IMAGES)
+        base = _base_image()
+        for part in parts:
+            with step(f"building the {part}'s image"):
+                _build(part, base)
+            with step(f"loading the {part}'s image into the node"):
+                _remember(part, _load(part))
+        # What no name leads to any more: the layers of earlier builds.
+        buildah("rmi", "--prune")
+        mounts.unmount_below(BUILDAH_ROOT)
+        mounts.unmount_below(RUNTIME_FOLDER)
+        return {part: tags[-1] for part, tags in loaded().items()}
+
+
+def loaded() -> dict[str, list[str]]:
+    """The images in the node by part, the newest last."""
+    found: dict[str, list[str]] = json.loads(LOADED.read_text()) if LOADED.exists() else {}
+    return found
+
+
+def _build(part: str, base: str) -> None:
+    options = ["--layers", "--isolation", "chroot", "--network", "host", "--format", "oci"]
+    options += ["--build-arg", f"BASE={base}"]
+    if os.environ.get("PIP_CERT"):
+        # Behind a certificate authority of one's own, the build must know it as the machine does.
+        options += ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
+        options += ["--build-arg", f"PIP_CERT={CERTIFICATES / 'ca-certificates.crt'}"]
+    options += ["--tag", _local_name(part), "--file", str(REPOSITORY / part / "Dockerfile")]
+    buildah("bud", *options, str(REPOSITORY))
+
+
+def _load(part: str) -> str:
+    image = stored_image(_local_name(part))
+    name = f"kvtide/{part}:dev-{image.digest.removeprefix('sha256:')[:12]}"
+    full_name = f"docker.io/{name}"
+    if full_name not in containerd.image_names():
+        present = containerd.blob_digests()
+        containerd.import_image(lambda stream: write_archive(stream, image, full_name, present))
+    return name
+
+
+def _remember(part: str, name: str) -> None:
+    """Write down what is loaded, and remove what is too old from the node."""
+    every = loaded()
+    tags = [tag for tag in every.get(part, []) if tag != name] + [name]
+    every[part] = tags[-KEPT_TAGS:]
+    LOADED.write_text(json.dumps(every))
+    there = containerd.image_names()
+    containerd.remove_images([f"docker.io/{tag}" for tag in tags[:-KEPT_TAGS] if f"docker.io/{tag}" in there])
+
+
+def _base_image() -> str:
+    """The name of the base image; it is made on first use, and for each list of packages."""
+    recipe = " ".join((BASE_SUITE, *BASE_PACKAGES))
+    name = f"localhost/kvtide-base:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    if not has_image(name):
+        with step(f"making the base image: Debian {BASE_SUITE} with Python"), tempfile.TemporaryDirectory() as folder:
+            files = Path(folder) / "base.tar"
+            _debootstrap(files)
+            container = buildah("from", "scratch").strip()
+            buildah("add", container, str(files), "/")
+            buildah("config", "--env", f"PATH={BASE_PATH}", "--cmd", "python3", container)
+            buildah("commit", "--format", "oci", "--rm", container, name)
+    return name
+
+
+def _debootstrap(files: Path) -> None:
+    command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}", BASE_SUITE, str(files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stderr.strip()}")
+
+
+def _local_name(part: str) -> str:
+    return f"localhost/kvtide/{part}:latest"
