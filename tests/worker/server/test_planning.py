@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtide_sizing.errors import InvalidModelUri, InvalidPlan, InvalidWorkload, ModelNotFound, UnknownDevice
+from kvtide_sizing.errors import DoesNotFit, InvalidModelUri, InvalidPlan, InvalidWorkload, ModelNotFound, UnknownDevice
 from kvtide_worker.server.planning import check_plan_options, model_name, model_uri, plan_for
 from kvtide_worker.server.settings import ServeSettings
 
@@ -50,6 +50,26 @@ def test_a_broken_plan_is_named(tmp_path: Path, text: str, says: str) -> None:
     file.write_text(text)
     with pytest.raises(InvalidPlan, match=says):
         plan_for(ServeSettings(model="x", plan_file=file), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"max_context_tokens": 9000}, InvalidWorkload, "8192"),  # what SmolLM2 was made for
+        ({"block_size_tokens": 17}, InvalidWorkload, "16, 32, 64, 128, 256"),
+        ({"memory_bytes": 200 << 20}, DoesNotFit, "but the device has 200"),
+    ],
+)
+def test_what_cannot_be_planned(smollm2: Path, options, error: type[Exception], says: str) -> None:
+    settings = ServeSettings(**{"model": "x", "memory_bytes": 1300 << 20, **options})
+    with pytest.raises(error, match=says):
+        plan_for(settings, smollm2)
+
+
+@pytest.mark.parametrize("most", [1, 7])
+def test_a_batch_may_be_limited(smollm2: Path, most: int) -> None:
+    settings = ServeSettings(model="x", memory_bytes=1300 << 20, max_context_tokens=512, max_batch=most)
+    assert plan_for(settings, smollm2).batch_limit == most
 
 
 def test_a_gpu_needs_its_memory_said() -> None:

@@ -1,0 +1,44 @@
+"""Bearer tokens from files, at the door of an app."""
+
+from pathlib import Path
+
+import pytest
+from fastapi import Depends, FastAPI
+from fastapi.testclient import TestClient
+
+from kvtide_worker.server import errors
+from kvtide_worker.server.auth import BearerToken, read_token
+from kvtide_worker.server.failures import CannotStart
+
+
+def test_a_token_is_read_without_the_line_end(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    assert read_token(tmp_path / "token") == "secret"
+
+
+def test_an_empty_token_is_none(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("\n")
+    with pytest.raises(CannotStart, match="is empty"):
+        read_token(tmp_path / "token")
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Bearer secret", 200),
+        ("Bearer secre", 401),
+        ("Bearer secret2", 401),
+        ("bearer", 401),
+        ("secret", 401),
+        ("Bearer s\u00e9cret", 401),
+        (None, 401),
+    ],
+)
+def test_who_may_pass(header: str | None, status: int) -> None:
+    app = FastAPI(dependencies=[Depends(BearerToken("secret"))])
+    errors.install(app)
+    app.get("/")(lambda: "inside")
+    headers = {} if header is None else {"Authorization": header.encode()}
+    answer = TestClient(app).get("/", headers=headers)
+    assert answer.status_code == status
+    assert status == 200 or answer.json()["error"]["code"] == "invalid_api_key"
