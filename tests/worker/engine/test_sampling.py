@@ -75,6 +75,11 @@ def test_without_a_seed_two_requests_differ() -> None:
     assert first != [draw(sampler, logits, request("b", temperature=1.0)) for _ in range(8)]
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-40, 1e-300])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    assert draw(Sampler(CPU), torch.tensor([30.0, 31.0, -1e9]), request(temperature=temperature)) == 1
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_give_no_token(temperature: float) -> None:
     logits = torch.tensor([[0.0, float("nan")], [0.0, float("inf")], [0.0, 1.0], [0.0, float("-inf")]])

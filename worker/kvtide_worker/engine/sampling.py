@@ -9,6 +9,9 @@ from kvtide_worker.engine.request import Request
 # Candidates that top_p looks at first: sorting a whole vocabulary takes longer than a decode step of a small model.
 _FIRST_CANDIDATES = 256
 
+# Below this only the likeliest token is ever drawn, and a quotient would leave the range of float32.
+_LOWEST_TEMPERATURE = 1e-5
+
 
 class Sampler:
     """Chooses tokens; each request has a random generator of its own, so that its neighbours cannot change it."""
@@ -37,7 +40,8 @@ class Sampler:
 
     def _draw(self, logits: torch.Tensor, request: Request) -> int:
         sampling = request.sampling
-        probabilities = torch.softmax(logits / sampling.temperature, dim=-1)
+        temperature = max(sampling.temperature, _LOWEST_TEMPERATURE)
+        probabilities = torch.softmax((logits - logits.max()) / temperature, dim=-1)
         token_ids = None
         if sampling.top_k:
             probabilities, token_ids = probabilities.topk(min(sampling.top_k, len(probabilities)))
