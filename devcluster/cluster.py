@@ -107,15 +107,23 @@ def _forward(state: State) -> None:
 
 
 def _write_configuration(state: State) -> None:
-    kubeconfig.write_all(state.forwards[API_FORWARD].port)
-    config.CNI_CONFIG_FOLDER.mkdir(parents=True, exist_ok=True)
-    # No server: what asks the machine's own DNS from the node's network would wait for nothing.
-    config.RESOLV_CONF.write_text("options timeout:1 attempts:1\n")
-    (config.CNI_CONFIG_FOLDER / "10-pods.conflist").write_text(config.cni())
-    (RUN / "containerd.toml").write_text(config.containerd())
-    (RUN / "kubelet.yaml").write_text(config.kubelet())
-    (RUN / "kube-proxy.yaml").write_text(config.kube_proxy())
-    (RUN / "prometheus.yaml").write_text(prometheus.render())
+    """Write the files that are not as they should be, and stop the components that were started with them."""
+    files = {
+        **kubeconfig.files(state.forwards[API_FORWARD].port),
+        **config.files(),
+        prometheus.FILE: prometheus.render(),
+    }
+    changed = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    for path in changed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # There are private keys in some of them.
+        path.touch(mode=0o600)
+        path.write_text(files[path])
+    process.stop(
+        running
+        for running in state.processes.values()
+        if any(str(path) in argument for argument in running.command for path in changed)
+    )
 
 
 def _start(state: State, component: Component) -> None:

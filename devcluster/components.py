@@ -84,7 +84,7 @@ def all_components() -> list[Component]:
 
 
 def _containerd() -> Component:
-    command = _inside("containerd", {"config": RUN / "containerd.toml"})
+    command = _inside("containerd", {"config": config.CONTAINERD_FILE})
     return Component("containerd", command, SocketProbe(CONTAINERD_SOCKET))
 
 
@@ -164,13 +164,13 @@ def _scheduler() -> Component:
 
 
 def _proxy() -> Component:
-    command = _inside(binary("kube-proxy"), {"config": RUN / "kube-proxy.yaml"})
+    command = _inside(binary("kube-proxy"), {"config": config.KUBE_PROXY_FILE})
     return Component("kube-proxy", command, Probe(10249, "/healthz"))
 
 
 def _kubelet() -> Component:
     flags = {
-        "config": RUN / "kubelet.yaml",
+        "config": config.KUBELET_FILE,
         "hostname-override": NODE,
         "kubeconfig": kubeconfig.file_for("kubelet"),
         "node-ip": netns.NODE_ADDRESS,
@@ -188,7 +188,7 @@ def _discovery() -> Component:
 
 def _prometheus() -> Component:
     flags = {
-        "config.file": RUN / "prometheus.yaml",
+        "config.file": prometheus.FILE,
         "storage.tsdb.path": RUN / "prometheus",
         "storage.tsdb.retention.time": "2d",
         "web.listen-address": f"127.0.0.1:{prometheus.PORT}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,10 +12,26 @@ from devcluster import certificates, kubeconfig, netns
 from devcluster.paths import CONTAINERD_ROOT, CONTAINERD_SOCKET, INSTANCE, RUN
 
 PAUSE_IMAGE = "docker.io/kvtide/pause:dev"
-CNI_CONFIG_FOLDER = RUN / "cni" / "net.d"
 CNI_PLUGINS = "/usr/lib/cni"
 KUBELET_ROOT = RUN / "kubelet"
+
+CONTAINERD_FILE = RUN / "containerd.toml"
+CNI_FILE = RUN / "cni" / "net.d" / "10-pods.conflist"
+KUBELET_FILE = RUN / "kubelet.yaml"
+KUBE_PROXY_FILE = RUN / "kube-proxy.yaml"
 RESOLV_CONF = RUN / "resolv.conf"
+
+
+def files() -> dict[Path, str]:
+    """Every file with its content."""
+    return {
+        CONTAINERD_FILE: containerd(),
+        CNI_FILE: cni(),
+        KUBELET_FILE: kubelet(),
+        KUBE_PROXY_FILE: kube_proxy(),
+        # No server: who asks the machine's own DNS from the node's network would wait for nothing.
+        RESOLV_CONF: "options timeout:1 attempts:1\n",
+    }
 
 
 def containerd() -> str:
@@ -44,7 +61,7 @@ disabled_plugins = [
 
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{CNI_PLUGINS}"
-    conf_dir = "{CNI_CONFIG_FOLDER}"
+    conf_dir = "{CNI_FILE.parent}"
 
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"

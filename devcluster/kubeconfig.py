@@ -19,12 +19,13 @@ def file_for(user: str) -> Path:
     return RUN / "kubeconfigs" / f"{user}.yaml"
 
 
-def write_all(api_port_outside: int) -> None:
-    """Write one for each component, and the administrator's, which goes through the port on 127.0.0.1."""
-    file_for("any").parent.mkdir(parents=True, exist_ok=True)
-    for user in USERS_INSIDE:
-        _write(file_for(user), render(user, f"https://{netns.NODE_ADDRESS}:{API_PORT}"))
-    _write(KUBECONFIG, render("admin", f"https://127.0.0.1:{api_port_outside}"))
+def files(api_port_outside: int) -> dict[Path, str]:
+    """One for each component, and the administrator's, which goes through the port on 127.0.0.1."""
+    inside = f"https://{netns.NODE_ADDRESS}:{API_PORT}"
+    return {
+        **{file_for(user): render(user, inside) for user in USERS_INSIDE},
+        KUBECONFIG: render("admin", f"https://127.0.0.1:{api_port_outside}"),
+    }
 
 
 def render(user: str, server: str) -> str:
@@ -58,8 +59,3 @@ def render(user: str, server: str) -> str:
 
 def _data(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
-
-
-def _write(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    path.write_text(text)

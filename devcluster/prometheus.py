@@ -14,6 +14,7 @@ from devcluster.paths import RUN
 
 PORT = 9090
 SCRAPE_INTERVAL = "2s"
+FILE = RUN / "prometheus.yaml"
 TARGETS = RUN / "targets.json"
 
 

@@ -43,7 +43,7 @@ var commands = map[string]func() *cobra.Command{
 }
 
 // The plugins above, in the order in which a query passes them: CoreDNS's own order, cut to what is built in.
-var dnsPlugins = []string{"reload", "ready", "health", "errors", "cache", "template", "kubernetes"}
+var dnsPlugins = []string{"reload", "ready", "health", "errors", "cache", "kubernetes", "template"}
 
 func main() {
 	name := filepath.Base(os.Args[0])
