@@ -7,8 +7,11 @@ from fastapi import Depends, FastAPI
 from fastapi.testclient import TestClient
 
 from kvtide_worker.server import errors
+from kvtide_worker.server.app import api_app
 from kvtide_worker.server.auth import BearerToken, read_token
 from kvtide_worker.server.failures import CannotStart
+from kvtide_worker.server.lifecycle import Lifecycle
+from kvtide_worker.server.service import Service
 
 
 def test_a_token_is_read_without_the_line_end(tmp_path: Path) -> None:
@@ -42,3 +45,22 @@ def test_who_may_pass(header: str | None, status: int) -> None:
     answer = TestClient(app).get("/", headers=headers)
     assert answer.status_code == status
     assert status == 200 or answer.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "status"),
+    [
+        ("/v1/models", None, 401),
+        ("/tokenize", "wrong", 401),
+        ("/v1/models", "secret", 503),  # let in, but nothing is loaded
+        ("/health", None, 200),
+        ("/metrics", None, 200),
+        ("/version", None, 200),
+    ],
+)
+def test_a_key_guards_the_api_but_not_probes_and_scrapes(path: str, key: str | None, status: int) -> None:
+    service = Service(Lifecycle(lame_duck_s=5, drain_s=120), engine_timeout_s=60, started_at=0)
+    client = TestClient(api_app(service, BearerToken("secret")))
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    method = "POST" if path == "/tokenize" else "GET"
+    assert client.request(method, path, headers=headers, json={"prompt": "x"}).status_code == status

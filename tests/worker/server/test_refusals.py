@@ -121,6 +121,17 @@ def test_what_never_fits_is_refused_at_once_with_the_numbers(
         ("/v1/embeddings", b"{}", 404, "/v1/embeddings"),
         ("/tokenize", b"{}", 400, "'prompt' or 'messages'"),
         ("/detokenize", b'{"tokens": [99999]}', 400, "99999"),
+        ("/v1/completions", b'{"prompt": "a\\ud800"}', 400, "not Unicode"),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\udc00"}]}', 400, "not Unicode"),
+        ("/v1/completions", b'{"prompt": "a", "max_tokens": "3"}', 400, "max_tokens: Input should be a valid integer"),
+        (
+            "/v1/completions",
+            b'{"prompt": "a", "temperature": true}',
+            400,
+            "temperature: Input should be a valid number",
+        ),
+        ("/v1/completions", b'{"prompt": "a", "stop_token_ids": [4294967296]}', 400, "stop_token_ids.0: "),
+        ("/v1/completions", b'{"prompt": "a", "temperature": 1e999}', 400, "temperature: "),
     ],
 )
 def test_every_error_has_openais_shape(server: Server, path: str, body: bytes, status: int, says: str) -> None:

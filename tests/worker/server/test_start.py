@@ -1,6 +1,8 @@
 """How a server starts, and how it says that it cannot."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,9 @@ def test_while_it_loads_it_is_alive_and_not_ready(smollm2: Path, tmp_path: Path)
         server.terminate()
         assert server.exit_status(within_s=5) == 0
         assert "Traceback" not in server.output
+
+
+def test_the_server_process_never_loads_torch() -> None:
+    """The API's process stays small and quick to start; torch is the engine process's."""
+    code = "import sys, kvtide_worker.server.worker; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

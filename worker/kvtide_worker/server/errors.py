@@ -46,6 +46,12 @@ def engine_failed(message: str) -> ApiError:
     return ApiError(500, message, kind="server_error", code="engine_error")
 
 
+def server_failed(error: Exception) -> ApiError:
+    """500: a mistake of the server's own."""
+    message = f"the server failed on this request ({type(error).__name__}); its log has the details"
+    return ApiError(500, message, kind="server_error", code="internal_error")
+
+
 def model_not_found(asked: str, served: str) -> ApiError:
     """404: the one model that is here has another name."""
     return ApiError(
@@ -61,6 +67,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
 
 
 async def _api_error(_: Request, error: Exception) -> JSONResponse:
@@ -88,3 +95,9 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     refused = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
     return JSONResponse(refused.body, status_code=refused.status, headers=error.headers)
+
+
+async def _bug(_: Request, error: Exception) -> JSONResponse:
+    """What nobody thought of. The log has the traceback."""
+    failed = server_failed(error)
+    return JSONResponse(failed.body, status_code=failed.status)

@@ -13,14 +13,14 @@ MAX_STOP_STRINGS = 16
 MAX_PROMPTS = 64
 _INT64 = 1 << 63
 
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class StreamOptions(BaseModel):
     """`stream_options`: whether the last chunk tells the token counts."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
 
@@ -28,7 +28,7 @@ class StreamOptions(BaseModel):
 class _Body(BaseModel):
     """A JSON body whose unknown fields are refused by name."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -84,7 +84,7 @@ _ECHOED_FIELDS = {"refusal", "annotations", "audio", "function_call", "tool_call
 class ChatMessage(BaseModel):
     """One message of a conversation. `developer` is OpenAI's newer word for `system`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str = ""
@@ -162,7 +162,7 @@ def _are_token_ids(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in value)
+        and all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 1 << 31 for token in value)
     )
 
 
@@ -193,6 +193,6 @@ class DetokenizeRequest(_Body):
 class LimitsRequest(BaseModel):
     """The body of PUT /v1/limits on the admin port."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     batchLimit: Annotated[int, Field(ge=1)]

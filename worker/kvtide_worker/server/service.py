@@ -128,8 +128,15 @@ class Service:
             raise ApiError(400, str(error), param="messages", code="invalid_value") from error
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; a long one does not hold up the other requests."""
+        """Token ids of a text; a long one does not hold up the other requests.
+
+        Raises ApiError 400 for halves of surrogate pairs: JSON can write them, but they are no text.
+        """
         tokenizer = self.model.tokenizer
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ApiError(400, f"the text is not Unicode: {error}", code="invalid_value") from error
         if len(text) < _LONG_TEXT:
             return tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
