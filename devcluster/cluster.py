@@ -27,7 +27,7 @@ from devcluster import (
 )
 from devcluster.components import Component, all_components
 from devcluster.kubectl import kubectl
-from devcluster.paths import HOME, INSTANCE, LOGS, RUN
+from devcluster.paths import HOME, LOGS, RUN
 from devcluster.state import State, locked
 from devcluster.steps import step
 
@@ -37,6 +37,8 @@ API_PORT = 16443
 PROMETHEUS_PORT = 19090
 
 START_TIMEOUT_S = 90.0
+# A component that runs and does not answer may only be slow, on a machine under load.
+PATIENCE_S = 8.0
 CNI_RESULTS = Path("/var/lib/cni/results")
 # Made by CNI and by containerd's shims wherever they run: ours to remove only when empty.
 SHARED_FOLDERS = (CNI_RESULTS, CNI_RESULTS.parent, Path("/run/containerd/s"), Path("/run/containerd"))
@@ -97,8 +99,12 @@ def purge() -> None:
 
 def healthy(state: State, component: Component) -> bool:
     """Whether a component runs as it would be started now, and answers."""
+    return _runs(state, component) and component.answers()
+
+
+def _runs(state: State, component: Component) -> bool:
     running = state.processes.get(component.name)
-    return bool(running and running.alive and running.command == component.command and component.answers())
+    return bool(running and running.alive and running.command == component.command)
 
 
 def _forward(state: State) -> None:
@@ -127,18 +133,25 @@ def _write_configuration(state: State) -> None:
 
 
 def _start(state: State, component: Component) -> None:
-    if healthy(state, component):
+    if _runs(state, component) and _answers_within(state, component, PATIENCE_S):
         return
     if before := state.processes.get(component.name):
         process.stop([before])
-    state.processes[component.name] = running = process.start(component.name, component.command)
+    state.processes[component.name] = process.start(component.name, component.command)
     state.save()
-    deadline = time.monotonic() + START_TIMEOUT_S
+    if not _answers_within(state, component, START_TIMEOUT_S):
+        what = "did not become well" if _runs(state, component) else "ended"
+        raise RuntimeError(f"{component.name} {what}; its log ends with:\n{process.log_tail(component.name)}")
+
+
+def _answers_within(state: State, component: Component, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
     while not component.answers():
-        if not running.alive or time.monotonic() > deadline:
-            what = "did not become well" if running.alive else "ended"
-            raise RuntimeError(f"{component.name} {what}; its log ends with:\n{process.log_tail(component.name)}")
+        if not _runs(state, component) or time.monotonic() > deadline:
+            return False
         time.sleep(0.1)
+    # Without a probe, running is all there is to see.
+    return _runs(state, component)
 
 
 def _prepare_containerd(state: State) -> None:
@@ -159,7 +172,8 @@ def _down(state: State | None) -> None:
         runtime = state.processes.pop("containerd", None)
         forwards = [forward.process for forward in state.forwards.values()]
         with step("stopping the components"):
-            process.stop([*state.processes.values(), *forwards])
+            # Nothing of theirs is kept, so nobody needs time to finish.
+            process.stop([*state.processes.values(), *forwards], timeout_s=1.0)
         with step("removing the containers"):
             if runtime and runtime.alive:
                 containerd.remove_containers()
@@ -175,8 +189,10 @@ def _down(state: State | None) -> None:
         netns.delete()
         if RUN.exists():
             shutil.rmtree(RUN)
-        for result in CNI_RESULTS.glob(f"{INSTANCE}-*"):
-            result.unlink()
+        for result in CNI_RESULTS.glob("*"):
+            # A result names the pod's namespace, and that of one of ours is a path in our folder.
+            if str(RUN) in result.read_text():
+                result.unlink()
         for folder in SHARED_FOLDERS:
             with suppress(OSError):
                 folder.rmdir()

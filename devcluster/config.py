@@ -68,6 +68,7 @@ disabled_plugins = [
 
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       SystemdCgroup = false
+      Root = "{RUN}/runc"
 """
 
 

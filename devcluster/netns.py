@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from devcluster import mounts
 from devcluster.paths import INSTANCE
 
 PATH = Path("/run/netns") / INSTANCE
@@ -53,6 +54,10 @@ def delete() -> None:
     """Remove the namespace; its devices, routes and iptables rules go with its last process."""
     if PATH.exists():
         _ip("netns", "delete", INSTANCE)
+    if PATH.parent.exists() and not any(PATH.parent.iterdir()):
+        # The first `ip netns add` of a machine mounts the folder over itself.
+        mounts.unmount_below(PATH.parent)
+        PATH.parent.rmdir()
 
 
 def entering(command: Sequence[str]) -> list[str]:

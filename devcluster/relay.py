@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ async def relay(outside: socket.socket, host: str, port: int) -> None:
         try:
             inner_reader, inner_writer = await asyncio.open_connection(host, port)
         except OSError:
-            writer.transport.abort()
+            _break(writer)
             return
         try:
             async with asyncio.TaskGroup() as both:
@@ -34,8 +35,8 @@ async def relay(outside: socket.socket, host: str, port: int) -> None:
                 both.create_task(_copy(inner_reader, writer))
         except* OSError:
             # One side broke: the other must see a broken connection, not a clean end.
-            writer.transport.abort()
-            inner_writer.transport.abort()
+            _break(writer)
+            _break(inner_writer)
         else:
             writer.close()
             inner_writer.close()
@@ -49,6 +50,12 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write(chunk)
         await writer.drain()
     writer.write_eof()
+
+
+def _break(writer: asyncio.StreamWriter) -> None:
+    # Closing without lingering resets the connection: socket(7), SO_LINGER on, zero seconds.
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 def main() -> None:
