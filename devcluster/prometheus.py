@@ -34,6 +34,8 @@ def render() -> str:
         "scrape_configs": [
             {
                 "job_name": "kvtide",
+                # The operator's label `namespace` is the LLMDeployment's, not its own.
+                "honor_labels": True,
                 "file_sd_configs": [{"files": [str(TARGETS)]}],
                 "relabel_configs": relabel,
             }

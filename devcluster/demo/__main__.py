@@ -176,7 +176,7 @@ def tell() -> None:
     cluster.kubectl("delete", "llmd", NAME, "-n", NAMESPACE, "--ignore-not-found", "--wait")
     wait_until(
         "the pods of an earlier demo to go",
-        lambda: not cluster.get("pods", "-n", NAMESPACE, "-l", f"serving.kvtide.dev/name={NAME}")["items"],
+        lambda: not cluster.items("pods", "-n", NAMESPACE, "-l", f"serving.kvtide.dev/name={NAME}"),
         timeout_s=120,
     )
     with step(f"kubectl apply -f {EXAMPLE}, and the first question"):
@@ -194,7 +194,7 @@ def tell() -> None:
             raise CommandFailed(f"no answer: {answer}")
         first_token = answer.first_token - applied
     console.print(f"  first streamed token {first_token:.0f} s after kubectl apply")
-    console.print(cluster.kubectl("get", "llmd", "-n", NAMESPACE).rstrip())
+    console.print(cluster.kubectl("get", "llmd", "-n", NAMESPACE).rstrip(), soft_wrap=True)
 
     with step(f"Load: {STREAMS} streams until it scales up, then none until it scales down"):
         scaled_after, results, load_start = asyncio.run(load_and_watch(cluster, url))

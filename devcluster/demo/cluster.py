@@ -61,6 +61,11 @@ class Cluster:
         text = self.kubectl("get", *args, "-o", "json", "--ignore-not-found")
         return json.loads(text) if text else None
 
+    def items(self, *args: str) -> list[Any]:
+        """The objects that `kubectl get ...` lists."""
+        listed = self.get(*args)
+        return listed["items"] if listed else []
+
     def helm(self, *args: str) -> str:
         """helm's standard output."""
         return self.run("helm", *args).stdout

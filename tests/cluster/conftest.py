@@ -99,8 +99,7 @@ def wait_condition(cluster: Cluster, name: str, kind: str, status: str, timeout_
 def pods(cluster: Cluster, name: str) -> list[Resource]:
     """The worker pods of a resource, those that are going included."""
     selector = f"serving.kvtide.dev/name={name},app.kubernetes.io/name=kvtide-worker"
-    items: list[Resource] = cluster.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
-    return items
+    return cluster.items("pods", "-n", NAMESPACE, "-l", selector)
 
 
 def status(cluster: Cluster, name: str) -> Resource:

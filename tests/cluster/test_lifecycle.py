@@ -10,7 +10,7 @@ KINDS = "deployments,replicasets,services,endpointslices,secrets,configmaps,podd
 
 def left(cluster: Cluster, name: str) -> list[str]:
     """What still carries the resource's label, whatever its kind."""
-    items = cluster.get(KINDS, "-n", NAMESPACE, "-l", f"serving.kvtide.dev/name={name}")["items"]
+    items = cluster.items(KINDS, "-n", NAMESPACE, "-l", f"serving.kvtide.dev/name={name}")
     return [f"{item['kind']}/{item['metadata']['name']}" for item in items]
 
 
@@ -44,7 +44,7 @@ def test_uninstalling_leaves_the_workers_serving_and_nothing_that_hangs(operator
     kinds = "all,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
     wait_until(
         "what the chart made to go",
-        lambda: not operator.get(kinds, "-n", "kvtide-system", "-l", "app.kubernetes.io/instance=kvtide")["items"],
+        lambda: not operator.items(kinds, "-n", "kvtide-system", "-l", "app.kubernetes.io/instance=kvtide"),
         timeout_s=60,
     )
     answer = client(url).completions.create(model=name, prompt="The capital of France is", max_tokens=8, temperature=0)

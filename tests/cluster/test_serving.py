@@ -106,7 +106,7 @@ def test_the_children_are_owned_and_nothing_else(operator: Cluster, url: str) ->
     ]:
         owned = [
             item
-            for item in operator.get(kind, "-n", NAMESPACE)["items"]
+            for item in operator.items(kind, "-n", NAMESPACE)
             if any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", []))
         ]
         assert len(owned) == 1, kind
@@ -123,7 +123,7 @@ def test_the_admin_port_is_closed_without_the_token(operator: Cluster, url: str)
     pod = pods(operator, NAME)[0]["metadata"]["name"]
     secret = next(
         item
-        for item in operator.get("secret", "-n", NAMESPACE, "-l", f"serving.kvtide.dev/name={NAME}")["items"]
+        for item in operator.items("secret", "-n", NAMESPACE, "-l", f"serving.kvtide.dev/name={NAME}")
         if "token" in item["data"]
     )
     token = base64.b64decode(secret["data"]["token"]).decode()
