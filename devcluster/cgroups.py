@@ -10,7 +10,6 @@ from pathlib import Path
 from devcluster.paths import INSTANCE
 
 MOUNT = Path("/sys/fs/cgroup")
-ROOT = f"/{INSTANCE}"
 CONTROLLERS = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
 
 
@@ -62,11 +61,6 @@ def delete() -> None:
                     break
 
 
-def leftovers() -> list[Path]:
-    """Our groups that are there; empty after `delete`."""
-    return [hierarchy / INSTANCE for hierarchy in _hierarchies() if (hierarchy / INSTANCE).exists()]
-
-
 def _hierarchies() -> list[Path]:
     if is_v2():
         return [MOUNT]
@@ -75,7 +69,7 @@ def _hierarchies() -> list[Path]:
 
 
 def _members() -> set[int]:
-    files = [file for group in leftovers() for file in group.rglob("cgroup.procs")]
+    files = [file for hierarchy in _hierarchies() for file in (hierarchy / INSTANCE).rglob("cgroup.procs")]
     return {int(pid) for file in files for pid in file.read_text().split()}
 
 

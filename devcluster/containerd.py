@@ -27,6 +27,12 @@ def image_names() -> list[str]:
     return ctr("images", "list", "--quiet").split()
 
 
+def images_in_use() -> set[str]:
+    """The names of the images that containers run from; a container is started again only while its image is there."""
+    lines = ctr("containers", "list").splitlines()[1:]
+    return {line.split()[1] for line in lines}
+
+
 def blob_digests() -> set[str]:
     """The digests of the blobs that containerd has: it takes an image whose archive leaves these out."""
     return set(ctr("content", "list", "--quiet").split())
@@ -68,10 +74,6 @@ def kill_shims() -> None:
             continue
         if b"-address" in arguments and os.fsencode(CONTAINERD_SOCKET) in arguments:
             os.kill(int(folder.name), signal.SIGKILL)
-
-
-def container_count() -> int:
-    return len(ctr("containers", "list", "--quiet").split())
 
 
 def _command(*arguments: str) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from devcluster import netns, process
 from devcluster.kubectl import kubectl
@@ -59,10 +61,9 @@ def forward_service(state: State, target: str, wanted_port: int) -> Forward:
     return ensure(state, target, address, wanted_port)
 
 
-def service_address(service: dict[str, object], port: str) -> str:
+def service_address(service: Mapping[str, Any], port: str) -> str:
     """CLUSTER-IP:PORT of a Service's port, by number or name. Raises RuntimeError, saying which there are."""
     spec = service["spec"]
-    assert isinstance(spec, dict)
     if spec.get("clusterIP") in (None, "", "None"):
         raise RuntimeError("the Service is headless: it has no address to forward to; forward to one with a ClusterIP")
     for entry in spec["ports"]:

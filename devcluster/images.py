@@ -23,7 +23,7 @@ from devcluster.steps import step
 
 PARTS = ("operator", "worker")
 
-# Tags that stay for each part: a pod that still runs with one can be started again.
+# Tags that stay for each part, so that the pods of a rollout can go back to one.
 KEPT_TAGS = 3
 LOADED = HOME / "images.json"
 
@@ -79,21 +79,22 @@ def _build(part: str, base: str) -> None:
 def _load(part: str) -> str:
     image = stored_image(_local_name(part))
     name = f"kvtide/{part}:dev-{image.digest.removeprefix('sha256:')[:12]}"
-    full_name = f"docker.io/{name}"
-    if full_name not in containerd.image_names():
+    if _full_name(name) not in containerd.image_names():
         present = containerd.blob_digests()
-        containerd.import_image(lambda stream: write_archive(stream, image, full_name, present))
+        containerd.import_image(lambda stream: write_archive(stream, image, _full_name(name), present))
     return name
 
 
 def _remember(part: str, name: str) -> None:
-    """Write down what is loaded, and remove what is too old from the node."""
+    """Write down what is loaded, and remove from the node what is old and runs nowhere."""
     every = loaded()
     tags = [tag for tag in every.get(part, []) if tag != name] + [name]
-    every[part] = tags[-KEPT_TAGS:]
+    used = containerd.images_in_use()
+    old = [tag for tag in tags[:-KEPT_TAGS] if _full_name(tag) not in used]
+    every[part] = [tag for tag in tags if tag not in old]
     LOADED.write_text(json.dumps(every))
     there = containerd.image_names()
-    containerd.remove_images([f"docker.io/{tag}" for tag in tags[:-KEPT_TAGS] if f"docker.io/{tag}" in there])
+    containerd.remove_images([_full_name(tag) for tag in old if _full_name(tag) in there])
 
 
 def _base_image() -> str:
@@ -116,6 +117,10 @@ def _debootstrap(files: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stderr.strip()}")
+
+
+def _full_name(name: str) -> str:
+    return f"docker.io/{name}"
 
 
 def _local_name(part: str) -> str:

@@ -1,6 +1,7 @@
 """Certificates as their users check them."""
 
 import ipaddress
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,13 @@ from devcluster import certificates
 
 
 @pytest.fixture(scope="module", autouse=True)
-def issued(tmp_path_factory: pytest.TempPathFactory) -> None:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("pki")
         patch.setattr(certificates, "PKI", folder)
         patch.setattr(certificates, "SERVICE_ACCOUNT_KEY", folder / "service-account.key")
         certificates.issue_all()
-        yield  # type: ignore[misc]
+        yield folder
 
 
 def load(name: str) -> x509.Certificate:
@@ -66,13 +67,13 @@ def test_the_store_does_not_trust_the_cluster_s_identities() -> None:
         verifier.verify(load("admin"), [])
 
 
-def test_keys_are_for_their_owner_alone() -> None:
-    modes = {path.name: path.stat().st_mode & 0o777 for path in Path(certificates.PKI).glob("*.key")}
+def test_keys_are_for_their_owner_alone(folder: Path) -> None:
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.glob("*.key")}
     assert modes
     assert set(modes.values()) == {0o600}
 
 
-def test_a_second_call_changes_nothing() -> None:
-    before = {path: path.read_bytes() for path in Path(certificates.PKI).iterdir()}
+def test_a_second_call_changes_nothing(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.iterdir()}
     certificates.issue_all()
-    assert {path: path.read_bytes() for path in Path(certificates.PKI).iterdir()} == before
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
