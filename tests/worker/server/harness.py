@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,20 @@ class Server:
         """What it said so far."""
         return self._log.read_text()
 
-    @property
+    @cached_property
     def url(self) -> str:
         return self._said(r"listening on (\S+),")
 
-    @property
+    @cached_property
     def admin(self) -> httpx.Client:
         url, token = self._said(r"admin port on (\S+), token \S+"), self._said(r", token (\S+)")
         return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"})
 
-    @property
+    @cached_property
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60)
+
+    @cached_property
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
@@ -69,10 +74,10 @@ class Server:
         return self.admin.get("/v1/state").raise_for_status().json()
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path)
+        return self.http.get(path)
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60)
+        return self.http.post(path, json=body)
 
     def ready(self) -> Server:
         eventually(lambda: f"serving {MODEL_NAME}" in self.output or self.process.poll() is not None, 120)

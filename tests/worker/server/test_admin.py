@@ -51,7 +51,7 @@ def test_a_batch_limit_is_in_force_at_the_next_step(server: Server) -> None:
     try:
         answer = server.admin.put("/v1/limits", json={"batchLimit": 1})
         assert answer.json() == {"batchLimit": 1, "maxBatchLimit": most}
-        eventually(lambda: server.state()["limits"]["batchLimit"] == 1, 2)
+        assert server.state()["limits"]["batchLimit"] == 1
         prompts = [[900] * 16] * 3
         body = {"prompt": prompts, "max_tokens": 40, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:

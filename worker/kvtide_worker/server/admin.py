@@ -32,7 +32,7 @@ def router(service: Service, device: str) -> APIRouter:
 
     @routes.put("/limits")
     async def limits(body: LimitsRequest) -> dict[str, int]:
-        """In force from the engine's next step on."""
+        """The limits in force afterwards: the engine takes a new one between two steps."""
         most = service.state.max_batch_limit
         if body.batchLimit > most:
             raise ApiError(
@@ -42,8 +42,8 @@ def router(service: Service, device: str) -> APIRouter:
                 param="batchLimit",
                 code="invalid_value",
             )
-        service.engine.set_batch_limit(body.batchLimit)
-        return {"batchLimit": body.batchLimit, "maxBatchLimit": most}
+        await service.engine.set_batch_limit(body.batchLimit)
+        return {"batchLimit": service.state.batch_limit, "maxBatchLimit": most}
 
     @routes.post("/drain", status_code=202)
     async def drain() -> dict[str, bool]:

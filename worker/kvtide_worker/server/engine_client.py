@@ -22,6 +22,8 @@ from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.process import run_engine
 
 _STOP_GRACE_S = 5.0
+# A step takes less than this even with a full batch on a slow CPU.
+_LIMIT_PATIENCE_S = 5.0
 
 
 class EngineFailure(RuntimeError):
@@ -79,6 +81,7 @@ class EngineClient:
         self._decoder = msgspec.msgpack.Decoder(messages.Event)
         self._ids = itertools.count(1)
         self._open: dict[str, Generation] = {}
+        self._news = asyncio.Event()
         self._heard_at = time.monotonic()
         self._receiver: asyncio.Task[None] | None = None
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -113,9 +116,13 @@ class EngineClient:
         self._send(messages.AddRequest(generation.request_id, prompt_token_ids, sampling))
         return generation
 
-    def set_batch_limit(self, batch_limit: int) -> None:
-        """The most sequences in a step, from the next one on."""
+    async def set_batch_limit(self, batch_limit: int) -> None:
+        """Set the most sequences in a step; returns when `state` shows it, or when the engine takes too long."""
         self._send(messages.SetLimits(batch_limit))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LIMIT_PATIENCE_S):
+                while self.state is None or self.state.batch_limit != batch_limit:
+                    await self._news.wait()
 
     def abort_all(self, why: str) -> None:
         """Give every open request up; its client is told why."""
@@ -171,6 +178,8 @@ class EngineClient:
             match event:
                 case messages.StepOutputs(outputs=outputs, state=state):
                     self.state = state
+                    self._news.set()
+                    self._news = asyncio.Event()
                     for output in outputs:
                         self._route(output)
                 case messages.Ready(state=state):
