@@ -45,8 +45,8 @@ PROMPTS = [
 ]
 NEW_TOKENS = 48
 
-# A bfloat16 has 8 significant bits: between 2^n and 2^(n+1) its steps are 2^(n-7), so the best logit of a row is
-# rounded by at most 2^-8 of itself, and hidden states of 30 layers by more. Measured here: within 2^-6.
+# A bfloat16 has 8 significant bits: its steps are at most 2^-7 of its value. Two steps of the best logit are a tie;
+# measured, the first difference was never more than one: 10 of 24 prompts had one within 48 tokens.
 BFLOAT16_TIE = 2**-6
 
 
@@ -100,16 +100,9 @@ def test_a_few_prompts_alone_and_together_in_bfloat16(smollm2: Path, prompts: li
     assert in_batches(engine, chosen, 1, 8) == in_batches(engine, chosen, 4, 8)
 
 
-@pytest.fixture(scope="module", params=["gguf", "safetensors"])
-def model_path(
-    request: pytest.FixtureRequest,
-    smollm2: Path,
-    smollm2_float32: LlamaForCausalLM,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Path]:
-    if request.param == "gguf":
-        yield smollm2
-        return
+@pytest.fixture(scope="module")
+def smollm2_folder(smollm2_float32: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same weights as a Hugging Face folder, written by transformers."""
     folder = tmp_path_factory.mktemp("smollm2")
     smollm2_float32.save_pretrained(folder)
     yield folder
@@ -125,16 +118,19 @@ def float32_tokens(smollm2_float32: LlamaForCausalLM, prompts: list[list[int]]) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_all_prompts_in_float32(model_path: Path, prompts: list[list[int]], float32_tokens: list[list[int]]) -> None:
-    engine = load(model_path)
+@pytest.mark.parametrize("model", ["smollm2", "smollm2_folder"])
+def test_all_prompts_in_float32(
+    model: str, request: pytest.FixtureRequest, prompts: list[list[int]], float32_tokens: list[list[int]]
+) -> None:
+    engine = load(request.getfixturevalue(model))
     assert in_batches(engine, prompts, 1, NEW_TOKENS) == float32_tokens
     assert in_batches(engine, prompts, 16, NEW_TOKENS) == float32_tokens
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_all_prompts_in_bfloat16(smollm2: Path, prompts: list[list[int]]) -> None:
-    reference = LlamaForCausalLM.from_pretrained(smollm2.parent, gguf_file=smollm2.name, dtype=torch.bfloat16).eval()
+def test_all_prompts_in_bfloat16(smollm2: Path, smollm2_folder: Path, prompts: list[list[int]]) -> None:
+    reference = LlamaForCausalLM.from_pretrained(smollm2_folder, dtype=torch.bfloat16).eval()
     engine = load(smollm2, dtype="bfloat16")
     together = in_batches(engine, prompts, 16, NEW_TOKENS)
     assert in_batches(engine, prompts, 1, NEW_TOKENS) == together
