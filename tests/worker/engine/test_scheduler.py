@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,10 +23,10 @@ class Bench:
         self.scheduler = Scheduler(self.blocks, max_batch_limit=batch_limit, step_token_budget=budget)
         self.requests: dict[str, Request] = {}
         self.finished: list[str] = []
+        self._arrivals = itertools.count()
 
     def add(self, name: str, prompt: int, max_tokens: int = 8) -> Request:
-        arrival = len(self.requests) + len(self.finished)
-        request = Request(name, arrival, list(range(prompt)), SamplingParams(max_tokens=max_tokens))
+        request = Request(name, next(self._arrivals), list(range(prompt)), SamplingParams(max_tokens=max_tokens))
         self.requests[name] = request
         self.scheduler.add(request)
         return request
