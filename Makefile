@@ -9,6 +9,9 @@ STAMP := $(VENV)/.installed
 PACKAGES := kvtide_sizing kvtide_kernels kvtide_worker kvtide_operator
 FAST := not cluster and not slow
 
+# The tests run the model too: OpenMP threads that spin between operations starve each other on shared cores.
+export OMP_WAIT_POLICY := PASSIVE
+
 ##@ Try it
 .PHONY: demo plan
 demo: $(STAMP) ## The whole story on this machine: a cluster, the operator, a real model, an answer, load, scaling

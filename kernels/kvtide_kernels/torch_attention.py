@@ -47,9 +47,7 @@ class _DecodeGroup:
         kv_heads = keys.shape[1]
         # The query heads of one KV head stand where several tokens would: K and V are not repeated.
         grouped = query[self.token_rows].view(-1, kv_heads, query_heads // kv_heads, head_dim)
-        attended = scaled_dot_product_attention(
-            grouped, self._own(keys), self._own(values), attn_mask=self.bias
-        )
+        attended = scaled_dot_product_attention(grouped, self._own(keys), self._own(values), attn_mask=self.bias)
         return attended.reshape(-1, query_heads, head_dim)
 
     def _own(self, pool_side: torch.Tensor) -> torch.Tensor:
@@ -143,8 +141,7 @@ class TorchAttention:
         width = max(self._num_blocks(span) for _, span in members)
         # A short table is padded with its own first block: behind the end, and never another sequence's data.
         tables = [
-            self._own_blocks(span) + [span.block_table[0]] * (width - self._num_blocks(span))
-            for _, span in members
+            self._own_blocks(span) + [span.block_table[0]] * (width - self._num_blocks(span)) for _, span in members
         ]
         lengths = self._tensor([span.total_tokens for _, span in members])
         behind = torch.arange(width * self._pool.block_size, device=self._device) >= lengths[:, None]

@@ -1,1 +1,4 @@
-"""The inference engine and its OpenAI-compatible server. Runs the same with and without Kubernetes, which it does not know."""
+"""The inference engine and its OpenAI-compatible server.
+
+Runs the same with and without Kubernetes, of which it knows nothing.
+"""

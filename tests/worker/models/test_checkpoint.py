@@ -95,6 +95,7 @@ def test_gguf_carries_llama3_rope_as_factors(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_real_gguf_is_what_transformers_reads(smollm2: Path, smollm2_float32: LlamaForCausalLM) -> None:
     """SmolLM2's quantised file: every tensor, dequantised, against transformers' own reader."""
     checkpoint = GgufCheckpoint(smollm2)

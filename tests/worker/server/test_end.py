@@ -31,6 +31,7 @@ def stream_tokens(server: Server, tokens: int, prompt: int = 400) -> str:
     return "".join(chunk.choices[0].text for chunk in chunks[:-1])
 
 
+@pytest.mark.slow
 def test_a_drain_loses_no_token(smollm2: Path, tmp_path: Path) -> None:
     with Server(*SMALL, "--lame-duck-seconds", "1", "--max-batch", "2", model=smollm2, log=tmp_path / "log") as server:
         server.ready()
@@ -71,6 +72,7 @@ def test_after_the_lame_duck_new_requests_are_turned_away(smollm2: Path, tmp_pat
         assert server.exit_status(within_s=10) == 0
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_or_dies(smollm2: Path, tmp_path: Path) -> None:
     with Server(*SMALL, "--engine-timeout", "2", model=smollm2, log=tmp_path / "log") as server:
         server.ready()
