@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-import httpx
+import httpx2
 import openai
 
 WORDS = (
@@ -63,9 +63,9 @@ class Traffic:
     async def _ask_again(self, lane: int) -> None:
         rng = random.Random(lane)
         # A connection per request: a kept-alive one would stay on the pod that it first met.
-        limits = httpx.Limits(max_keepalive_connections=0)
+        limits = httpx2.Limits(max_keepalive_connections=0)
         async with (
-            httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(300, connect=10)) as http,
+            httpx2.AsyncClient(limits=limits, timeout=httpx2.Timeout(300, connect=10)) as http,
             openai.AsyncOpenAI(base_url=self.base_url, api_key="none", http_client=http, max_retries=0) as client,
         ):
             for turn in itertools.count():
@@ -108,6 +108,6 @@ async def stream_once(
                     if on_text is not None:
                         on_text(choice.delta.content)
                 finish = choice.finish_reason or finish
-    except (openai.OpenAIError, httpx.HTTPError) as problem:
+    except (openai.OpenAIError, httpx2.HTTPError) as problem:
         error = f"{type(problem).__name__}: {problem}"
     return StreamResult(started, first, time.monotonic(), chunks, finish, error)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import httpx
+import httpx2
 import openai
 from rich.console import Console
 
@@ -56,7 +56,7 @@ def replicas(cluster: Cluster) -> tuple[int, int]:
 async def ask(url: str) -> StreamResult:
     """Stream the answer to the question onto the terminal; a Service without endpoints yet is asked again."""
     async with openai.AsyncOpenAI(
-        base_url=url, api_key="none", max_retries=0, http_client=httpx.AsyncClient(timeout=60)
+        base_url=url, api_key="none", max_retries=0, http_client=httpx2.AsyncClient(timeout=60)
     ) as client:
         deadline = time.monotonic() + 60
         while True:
@@ -147,7 +147,7 @@ async def load_and_watch(cluster: Cluster, url: str) -> tuple[float, list[Stream
 def picture(cluster: Cluster, minutes: int) -> Path:
     """A screenshot of Prometheus's own graph page."""
     parameters = "&".join(
-        f"g{n}.expr={httpx.QueryParams({'e': expression})!s}".replace("e=", "", 1)
+        f"g{n}.expr={httpx2.QueryParams({'e': expression})!s}".replace("e=", "", 1)
         + f"&g{n}.tab=0&g{n}.range_input={minutes}m"
         for n, expression in enumerate(GRAPHS.values())
     )

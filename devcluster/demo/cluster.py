@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,7 +91,7 @@ class Cluster:
         return {float(at): float(value) for at, value in series[0]["values"]} if series else {}
 
     def _prometheus(self, endpoint: str, **parameters: str | float) -> Any:
-        answer = httpx.get(f"{self.prometheus_url}/api/v1/{endpoint}", params=parameters, timeout=10)
+        answer = httpx2.get(f"{self.prometheus_url}/api/v1/{endpoint}", params=parameters, timeout=10)
         return answer.raise_for_status().json()
 
 

@@ -61,16 +61,6 @@ def in_batches(engine: Engine, prompts: list[list[int]], batch: int, new_tokens:
     return [tokens for start in starts for tokens in generate(engine, prompts[start : start + batch], new_tokens)]
 
 
-def likeliest(model: LlamaForCausalLM, prompt: list[int], tokens: list[int]) -> list[int]:
-    """What transformers would generate at each place, given the tokens before it.
-
-    Equal to tokens in every place exactly where its own greedy generation is: each token is the next one's context.
-    """
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
-    return logits.argmax(-1).tolist()
-
-
 def generated(model: LlamaForCausalLM, prompt: list[int], new_tokens: int) -> tuple[list[int], torch.Tensor]:
     """transformers' own greedy tokens, with its cache, and their logits [new_tokens, vocab_size]."""
     result = model.generate(
@@ -85,13 +75,6 @@ def generated(model: LlamaForCausalLM, prompt: list[int], new_tokens: int) -> tu
         return_dict_in_generate=True,
     )
     return result.sequences[0, len(prompt) :].tolist(), torch.cat(result.logits)
-
-
-def test_a_few_prompts_in_float32(smollm2: Path, smollm2_float32: LlamaForCausalLM, prompts: list[list[int]]) -> None:
-    """The quick form of the test below: six prompts in one batch."""
-    chosen = [prompts[index] for index in (0, 2, 5, 13, 15, 22)]
-    for prompt, tokens in zip(chosen, generate(load(smollm2), chosen, 16), strict=True):
-        assert tokens == likeliest(smollm2_float32, prompt, tokens)
 
 
 def test_a_few_prompts_alone_and_together_in_bfloat16(smollm2: Path, prompts: list[list[int]]) -> None:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 
 KVTIDE = Path(sys.executable).parent / "kvtide"
@@ -58,13 +58,13 @@ class Server:
         return self._said(r"listening on (\S+),")
 
     @cached_property
-    def admin(self) -> httpx.Client:
+    def admin(self) -> httpx2.Client:
         url, token = self._said(r"admin port on (\S+), token \S+"), self._said(r", token (\S+)")
-        return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"})
+        return httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"})
 
     @cached_property
-    def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60)
+    def http(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=60)
 
     @cached_property
     def client(self) -> openai.OpenAI:
@@ -73,10 +73,10 @@ class Server:
     def state(self) -> dict[str, Any]:
         return self.admin.get("/v1/state").raise_for_status().json()
 
-    def get(self, path: str) -> httpx.Response:
+    def get(self, path: str) -> httpx2.Response:
         return self.http.get(path)
 
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    def post(self, path: str, body: dict[str, Any]) -> httpx2.Response:
         return self.http.post(path, json=body)
 
     def ready(self) -> Server:

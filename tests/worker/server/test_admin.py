@@ -5,7 +5,7 @@ import re
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -54,7 +54,7 @@ def test_a_batch_limit_is_in_force_at_the_next_step(server: Server) -> None:
         assert server.state()["limits"]["batchLimit"] == 1
         prompts = [[900] * 16] * 3
         body = {"prompt": prompts, "max_tokens": 40, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
             lines = stream.iter_lines()
             assert '"text"' in next(lines)
             one_by_one = {"running": 1, "waiting": 2, "queuedPromptTokens": 32}
@@ -77,7 +77,7 @@ def test_a_batch_limit_out_of_bounds_is_refused(server: Server, limit: object) -
 def test_without_the_token_nothing_is_told_or_done(server: Server, method: str, path: str, header) -> None:
     admin = server.admin
     headers = {} if header is None else {"Authorization": header}
-    answer = httpx.request(method, str(admin.base_url) + path, headers=headers, json={"batchLimit": 1})
+    answer = httpx2.request(method, str(admin.base_url) + path, headers=headers, json={"batchLimit": 1})
     assert answer.status_code == 401
     assert server.get("/ready").status_code == 200
 

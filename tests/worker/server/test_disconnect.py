@@ -4,7 +4,7 @@ import json
 import socket
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 import pytest
 
 from tests.worker.server.harness import Server, eventually
@@ -40,7 +40,7 @@ def test_blocks_are_freed_at_once(server: Server, stream: bool) -> None:
 
 def test_a_client_that_stops_reading_a_stream(server: Server) -> None:
     body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
         lines = stream.iter_lines()
         for _ in range(6):
             next(lines)

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -119,5 +119,5 @@ def test_overload_is_told_with_a_time_to_come_back(smollm2: Path, tmp_path: Path
         server.process.send_signal(signal.SIGINT)  # somebody who does not want to wait
         assert server.exit_status(within_s=10) == 0
         for request in (first, *queued):
-            with pytest.raises((openai.APIError, httpx.HTTPError)):
+            with pytest.raises((openai.APIError, httpx2.HTTPError)):
                 request.result()

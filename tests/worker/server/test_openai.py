@@ -2,7 +2,7 @@
 
 import json
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -137,7 +137,7 @@ def test_a_seed_makes_sampling_repeatable(server: Server) -> None:
 
 def test_without_max_tokens_there_is_what_the_context_has_room_for(server: Server) -> None:
     body = {"prompt": [1000] * 48, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
         lines = stream.iter_lines()
         assert '"text"' in next(lines)
         state = server.state()

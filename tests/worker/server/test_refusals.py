@@ -2,7 +2,7 @@
 
 import time
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -135,7 +135,7 @@ def test_what_never_fits_is_refused_at_once_with_the_numbers(
     ],
 )
 def test_every_error_has_openais_shape(server: Server, path: str, body: bytes, status: int, says: str) -> None:
-    answer = httpx.post(server.url + path, content=body, headers={"Content-Type": "application/json"})
+    answer = httpx2.post(server.url + path, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert says in answer.json()["error"]["message"]
