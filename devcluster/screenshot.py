@@ -8,14 +8,17 @@ from pathlib import Path
 
 from devcluster import packages
 
-WINDOW = "1400,1000"
+WIDTH = 1400
 # How long the page's own clock runs before the picture is taken; the browser hurries through it.
 PAGE_TIME_MS = 15_000
 TIMEOUT_S = 90
 
 
-def screenshot(url: str, file: Path) -> None:
-    """Save what the page at a URL shows as a PNG file. Raises RuntimeError where there is no picture in the end."""
+def screenshot(url: str, file: Path, height: int = 1000) -> None:
+    """Save what the page at a URL shows as a PNG file, `height` pixels of it.
+
+    Raises RuntimeError where there is no picture in the end.
+    """
     packages.install(packages.BROWSER)
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as profile:
@@ -31,7 +34,7 @@ def screenshot(url: str, file: Path) -> None:
             "--disable-sync",
             "--hide-scrollbars",
             f"--user-data-dir={profile}",
-            f"--window-size={WINDOW}",
+            f"--window-size={WIDTH},{height}",
             f"--virtual-time-budget={PAGE_TIME_MS}",
             f"--screenshot={file.absolute()}",
             url,

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import click
 import httpx2
@@ -22,11 +23,11 @@ NAME = "smollm2"
 EXAMPLE = "examples/smollm2.yaml"
 QUESTION = "What is the capital of France? Answer in one sentence."
 STREAMS = 32
-GRAPHS = {
-    "KV memory in use": f'kvtide_llmdeployment_kv_utilization{{name="{NAME}"}}',
-    "replicas": f'{{__name__=~"kvtide_llmdeployment_(desired|ready)_replicas",name="{NAME}"}}',
-    "batch limit": f'kvtide_batch_limit{{llmdeployment="{NAME}"}}',
-}
+GRAPHS = (
+    f'max by (name) (kvtide_llmdeployment_kv_utilization{{name="{NAME}"}})',
+    f'max by (__name__) ({{__name__=~"kvtide_llmdeployment_(desired|ready)_replicas",name="{NAME}"}})',
+    f'max by (pod) (kvtide_batch_limit{{llmdeployment="{NAME}"}})',
+)
 
 console = Console(highlight=False)
 
@@ -146,14 +147,11 @@ async def load_and_watch(cluster: Cluster, url: str) -> tuple[float, list[Stream
 
 def picture(cluster: Cluster, minutes: int) -> Path:
     """A screenshot of Prometheus's own graph page."""
-    parameters = "&".join(
-        f"g{n}.expr={httpx2.QueryParams({'e': expression})!s}".replace("e=", "", 1)
-        + f"&g{n}.tab=0&g{n}.range_input={minutes}m"
-        for n, expression in enumerate(GRAPHS.values())
-    )
+    parameters: dict[str, str] = {}
+    for number, expression in enumerate(GRAPHS):
+        parameters |= {f"g{number}.expr": expression, f"g{number}.tab": "0", f"g{number}.range_input": f"{minutes}m"}
     target = ROOT / "out" / "prometheus.png"
-    target.parent.mkdir(exist_ok=True)
-    screenshot(f"{cluster.prometheus_url}/graph?{parameters}", target)
+    screenshot(f"{cluster.prometheus_url}/classic/graph?{urlencode(parameters)}", target, height=100 + 720 * len(GRAPHS))
     return target
 
 
