@@ -10,6 +10,7 @@ proxy chooses an endpoint for each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import sys
@@ -53,8 +54,10 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _break(writer: asyncio.StreamWriter) -> None:
-    # Closing without lingering resets the connection: socket(7), SO_LINGER on, zero seconds.
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    # Closing without lingering resets the connection: socket(7), SO_LINGER on, zero seconds. The side that broke first
+    # has no socket any more.
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 

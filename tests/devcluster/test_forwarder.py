@@ -55,6 +55,11 @@ async def relayed(handler: Handler) -> AsyncIterator[tuple[asyncio.StreamReader,
         running.cancel()
 
 
+def reset(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
 async def test_both_directions_end_by_themselves() -> None:
     async def answer_after_the_whole_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"got " + await reader.read())
@@ -69,10 +74,24 @@ async def test_both_directions_end_by_themselves() -> None:
 async def test_a_connection_that_breaks_inside_breaks_outside() -> None:
     async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(1)
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
+        reset(writer)
 
     async with relayed(break_off) as (reader, writer):
         writer.write(b"?")
         with pytest.raises(ConnectionResetError):
             await reader.read()
+
+
+async def test_a_client_that_breaks_off_a_stream_breaks_it_inside() -> None:
+    broken = asyncio.Event()
+
+    async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"the answer begins")
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        broken.set()
+
+    async with relayed(stream) as (reader, writer):
+        await reader.readexactly(1)
+        reset(writer)
+        await asyncio.wait_for(broken.wait(), 5)
