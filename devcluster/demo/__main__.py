@@ -151,7 +151,8 @@ def picture(cluster: Cluster, minutes: int) -> Path:
     for number, expression in enumerate(GRAPHS):
         parameters |= {f"g{number}.expr": expression, f"g{number}.tab": "0", f"g{number}.range_input": f"{minutes}m"}
     target = ROOT / "out" / "prometheus.png"
-    screenshot(f"{cluster.prometheus_url}/classic/graph?{urlencode(parameters)}", target, height=100 + 720 * len(GRAPHS))
+    url = f"{cluster.prometheus_url}/classic/graph?{urlencode(parameters)}"
+    screenshot(url, target, height=100 + 720 * len(GRAPHS))
     return target
 
 
