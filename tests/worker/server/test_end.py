@@ -116,6 +116,7 @@ def test_overload_is_told_with_a_time_to_come_back(smollm2: Path, tmp_path: Path
         assert refused.json()["error"]["code"] == "overloaded"
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         server.process.send_signal(signal.SIGINT)
+        eventually(lambda: server.get("/ready").status_code == 503, 10)
         server.process.send_signal(signal.SIGINT)  # somebody who does not want to wait
         assert server.exit_status(within_s=10) == 0
         for request in (first, *queued):
