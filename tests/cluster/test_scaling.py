@@ -78,7 +78,7 @@ async def test_a_worker_killed_under_load(operator: Cluster, deployed) -> None:
         lambda: status(operator, "killed").get("readyReplicas") == 2,
         timeout_s=120,
     )
-    traffic = Traffic(url, "killed", concurrency=8, prompt_words=20, max_tokens=128)
+    traffic = Traffic(url, "killed", concurrency=10, prompt_words=20, max_tokens=256)
     traffic.start()
     busy = await asyncio.to_thread(busiest, operator, "killed")
     killed_at = time.monotonic()
@@ -93,7 +93,7 @@ async def test_a_worker_killed_under_load(operator: Cluster, deployed) -> None:
     )
     results = await traffic.stop()
     lost = [result for result in results if result.lost]
-    whole = [result for result in results if not result.lost and result.ended > killed_at]
+    others = [result for result in results if result.started < killed_at < result.ended and not result.lost]
     assert lost, "the victim served nothing: the test proves nothing"
     assert all(result.ended - killed_at < 5 for result in lost)
-    assert len(whole) > len(lost)
+    assert others, "no stream on the other worker went on"
