@@ -41,7 +41,7 @@ lint: $(STAMP) ## Style, types, and which part may import which
 install: $(STAMP) ## The virtual environment in .venv, with every part and the test tools
 
 crds: $(STAMP) ## Write the CRD from the typed model into crds/ and into the chart
-	$(BIN)/python -m kvtide_operator.api.generate > crds/llmdeployments.yaml
+	$(BIN)/python -m kvtide_operator.api.generate crds/llmdeployments.yaml
 	cp crds/llmdeployments.yaml charts/kvtide/files/
 
 up: $(STAMP) ## A real Kubernetes on this machine (devcluster), with Prometheus beside it

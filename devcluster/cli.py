@@ -50,7 +50,7 @@ def up() -> None:
     console.print(f"  API         https://127.0.0.1:{state.forwards[cluster.API_FORWARD].port}")
     console.print(f"  Prometheus  {_prometheus_url(state)}")
     console.print('\nkubectl and helm in this shell: eval "$(python -m devcluster env)", which says')
-    click.echo(_exports(state))
+    console.print(_exports(state))
 
 
 @main.command()

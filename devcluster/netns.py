@@ -37,6 +37,15 @@ def create() -> None:
     if PATH.exists():
         return
     _ip("netns", "add", INSTANCE)
+    try:
+        _furnish()
+    except BaseException:
+        # Half a network would pass for a whole one at the next start.
+        delete()
+        raise
+
+
+def _furnish() -> None:
     for arguments in (
         "link set lo up",
         "link add eth0 type veth peer name uplink",

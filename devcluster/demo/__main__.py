@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlencode
 
 import click
@@ -22,7 +22,7 @@ NAMESPACE = "default"
 NAME = "smollm2"
 EXAMPLE = "examples/smollm2.yaml"
 QUESTION = "What is the capital of France? Answer in one sentence."
-STREAMS = 32
+STREAMS = 48
 GRAPHS = (
     f'max by (name) (kvtide_llmdeployment_kv_utilization{{name="{NAME}"}})',
     f'max by (__name__) ({{__name__=~"kvtide_llmdeployment_(desired|ready)_replicas",name="{NAME}"}})',
@@ -86,7 +86,13 @@ class Watch:
         )
 
     def look(self) -> timeline.Moment | None:
-        now = time.time()
+        """What Prometheus has now; nothing while it is too busy to answer."""
+        try:
+            return self._look(time.time())
+        except httpx2.HTTPError:
+            return None
+
+    def _look(self, now: float) -> timeline.Moment | None:
         if self.passed_at is None:
             rows = self.cluster.query(self.pressure)
             if rows and rows[0][1] > 0.85:
@@ -133,8 +139,8 @@ async def load_and_watch(cluster: Cluster, url: str) -> tuple[float, list[Stream
         console.print(
             f"  [green]scaled up[/]: the new replica was ready {scaled_after:.0f} s after the threshold was passed"
         )
-        # The new worker takes its share, and the batch limits move: worth a look before the load goes.
-        for _ in range(20):
+        # The new workers take their share and their KV memory fills, which moves the batch limits.
+        for _ in range(30):
             await asyncio.to_thread(watch.look)
             await asyncio.sleep(1)
     finally:
@@ -145,15 +151,18 @@ async def load_and_watch(cluster: Cluster, url: str) -> tuple[float, list[Stream
     return scaled_after, results, start
 
 
-def picture(cluster: Cluster, minutes: int) -> Path:
-    """A screenshot of Prometheus's own graph page."""
+def picture(cluster: Cluster, minutes: int) -> str:
+    """Take a screenshot of Prometheus's own graph page; tells where it is, or why there is none."""
     parameters: dict[str, str] = {}
     for number, expression in enumerate(GRAPHS):
         parameters |= {f"g{number}.expr": expression, f"g{number}.tab": "0", f"g{number}.range_input": f"{minutes}m"}
     target = ROOT / "out" / "prometheus.png"
     url = f"{cluster.prometheus_url}/classic/graph?{urlencode(parameters)}"
-    screenshot(url, target, height=100 + 720 * len(GRAPHS))
-    return target
+    try:
+        screenshot(url, target, height=100 + 720 * len(GRAPHS))
+    except (RuntimeError, subprocess.SubprocessError) as problem:
+        return f"could not be taken: {problem}"
+    return str(target)
 
 
 def tell() -> None:
@@ -199,7 +208,6 @@ def tell() -> None:
         scaled_after, results, load_start = asyncio.run(load_and_watch(cluster, url))
 
     moments = timeline.thin(timeline.read(cluster, NAMESPACE, NAME, load_start, time.time()))
-    image = picture(cluster, minutes=max(2, int((time.time() - load_start) / 60) + 1))
     lost = [result for result in results if result.lost]
 
     console.rule("Summary")
@@ -210,14 +218,15 @@ def tell() -> None:
         f"\nfirst token after apply     {first_token:4.0f} s  (goal: under 60)"
         f"\nthreshold to new replica    {scaled_after:4.0f} s  (goal: under 60)"
         f"\nstreams                     {len(results):4d}    lost: {len(lost)}"
-        f"\nbatch limits seen (sum)     {', '.join(map(str, limits))}"
+        f"\nlowest batch limit          {limits[0]} to {limits[-1]} sequences"
         f"\nthe whole demo              {time.monotonic() - began:4.0f} s"
     )
+    image = picture(cluster, minutes=max(2, int((time.time() - load_start) / 60) + 1))
     console.print(
         f"\nLook around:\n  the model        {url}  (any OpenAI client, model {NAME})"
         f"\n  Prometheus       {cluster.prometheus_url}"
-        f"\n  its graph page   {image.relative_to(ROOT)}"
-        f'\n  kubectl, helm    eval "$({Path(sys.executable).relative_to(ROOT)} -m devcluster env)"; kubectl get llmd'
+        f"\n  its graph page   {image}"
+        f'\n  kubectl, helm    eval "$({sys.executable} -m devcluster env)"; kubectl get llmd'
         f"\n  remove it all    make down"
     )
     for result in lost[:3]:

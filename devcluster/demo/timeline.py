@@ -11,7 +11,7 @@ STEP_S = 2
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """One scrape. `kv` is the share of KV blocks that are live, 0 to 1; the batch limit is the sum over the workers."""
+    """One scrape. `kv` is the share of KV blocks that are live, 0 to 1; the batch limit is the lowest of a worker."""
 
     seconds: float
     desired: int
@@ -35,7 +35,7 @@ def read(cluster: Cluster, namespace: str, name: str, start: float, end: float) 
         for key, expression in {
             "desired": f"max(kvtide_llmdeployment_desired_replicas{resource})",
             "ready": f"max(kvtide_llmdeployment_ready_replicas{resource})",
-            "limit": f"sum(kvtide_batch_limit{worker})",
+            "limit": f"min(kvtide_batch_limit{worker})",
             "kv": f"max(kvtide_llmdeployment_kv_utilization{resource})",
             "waiting": f"sum(vllm:num_requests_waiting{worker})",
         }.items()

@@ -222,3 +222,70 @@ def test_a_window_survives_a_short_absence_of_the_operator_only(
     after = reconcile(observe(back, first, pods, quiet), surroundings, now + gone_s).status
     assert after.autoscaling is not None
     assert after.autoscaling.desired_replicas == replicas
+
+
+def test_somebody_elses_pod_with_the_inspectors_name_is_left_alone_and_named(
+    make_resource: Make, observe: See, surroundings: Surroundings, now: float
+) -> None:
+    theirs = {"kind": "Pod", "metadata": {"name": "chat-inspect", "namespace": "team"}}
+    resource = make_resource(model={"uri": "pvc://models/smol.gguf"})
+    actions = reconcile(observe(resource, children=[theirs]), surroundings, now)
+    assert actions.delete_pods == ()
+    assert condition(actions.status, ConditionType.DEGRADED) == ("True", "NameTaken")
+
+
+def test_a_step_that_is_refused_is_recorded_once(
+    make_resource: Make,
+    make_pod: MakePod,
+    make_state: MakeState,
+    observe: See,
+    surroundings: Surroundings,
+    now: float,
+    first: list[Json],
+) -> None:
+    crowded = {"pods": [make_pod()], "states": {"chat-a": make_state(live=9_500, queued=5_000)}}
+    scaling = {"maxReplicas": 2}
+    once = reconcile(observe(make_resource(autoscaling=scaling), children=first, **crowded), surroundings, now)
+    again = make_resource(status=once.status.to_json(), autoscaling=scaling)
+    twice = reconcile(observe(again, children=first, **crowded), surroundings, now + 2)
+    assert once.decision is not None
+    assert twice.decision is None
+    assert twice.status.autoscaling == once.status.autoscaling
+
+
+def test_preemptions_while_a_move_settles_are_judged_after_it(
+    make_resource: Make,
+    make_pod: MakePod,
+    make_state: MakeState,
+    observe: See,
+    surroundings: Surroundings,
+    now: float,
+    first: list[Json],
+) -> None:
+    status: Json | None = None
+    lowered = []
+    for seconds, preemptions, limit in ((0, 0, 16), (1, 1, 16), (3, 2, 15), (6, 2, 15)):
+        state = make_state(live=5_000, running=16, limit=limit, preemptions=preemptions)
+        seen = observe(make_resource(status=status), children=first, pods=[make_pod()], states={"chat-a": state})
+        actions = reconcile(seen, surroundings, now + seconds)
+        status = actions.status.to_json()
+        lowered.append(bool(actions.limits))
+    assert lowered == [False, True, False, True]
+
+
+def test_a_missing_model_stays_missing_while_it_is_looked_at_again(
+    make_resource: Make, observe: See, surroundings: Surroundings, now: float
+) -> None:
+    missing = {
+        "type": "Planned",
+        "status": "False",
+        "reason": "ModelNotFound",
+        "message": "there is nothing at smol.gguf",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "observedGeneration": 3,
+    }
+    resource = make_resource(status={"conditions": [missing]}, model={"uri": "pvc://models/smol.gguf"})
+    actions = reconcile(observe(resource), surroundings, now)
+    assert [pod["metadata"]["name"] for pod in actions.create] == ["chat-inspect"]
+    assert condition(actions.status, ConditionType.PLANNED) == ("False", "ModelNotFound")
+    assert actions.events == ()

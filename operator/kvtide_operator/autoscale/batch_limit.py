@@ -37,11 +37,15 @@ class LimitMemory:
 
 @dataclass(frozen=True)
 class LimitDecision:
-    """The limit a worker should have, and why."""
+    """The limit a worker should have, and why.
+
+    settling: the last move has yet to show, so what happened since the last decision is still to be judged
+    """
 
     limit: int
     move: Move
     message: str
+    settling: bool = False
 
 
 def decide_limit(state: WorkerState, memory: LimitMemory | None, now: float) -> LimitDecision:
@@ -55,7 +59,7 @@ def decide_limit(state: WorkerState, memory: LimitMemory | None, now: float) -> 
     since_change = _since(memory.changed_at if memory else None, now)
     since_lowered = _since(memory.lowered_at if memory else None, now)
     if since_change < SETTLE_S:
-        return LimitDecision(limit, Move.KEEP, "the last move has yet to show")
+        return LimitDecision(limit, Move.KEEP, "the last move has yet to show", settling=True)
 
     used = state.kv.utilization
     preempted = state.counters.preemptions - memory.preemptions if memory else 0

@@ -1,7 +1,8 @@
-"""Kubernetes events on a resource, de-duplicated: one object per reason, whose count and message move."""
+"""Kubernetes events on a resource, de-duplicated: one object per reason and thing, whose count and message move."""
 
 import hashlib
 import logging
+import uuid
 
 from kvtide_operator.api import names
 from kvtide_operator.api.resource import LLMDeployment
@@ -20,6 +21,8 @@ class EventRecorder:
     def __init__(self, kube: Kube, identity: str) -> None:
         self._kube = kube
         self._identity = identity
+        # A container that restarts keeps its pod's name, and counts anew: its objects need names of their own.
+        self._process = uuid.uuid4().hex
         self._counts: dict[str, int] = {}
 
     def forget(self, uid: str) -> None:
@@ -28,10 +31,10 @@ class EventRecorder:
 
     async def post(self, resource: LLMDeployment, event: Event, now: float) -> None:
         """Posts one event. Events are news, not state: where one cannot be posted, a log line is enough."""
-        key = f"{resource.uid}/{event.reason}"
+        key = f"{resource.uid}/{event.reason}/{event.about}"
         count = self._counts.get(key, 0) + 1
         self._counts[key] = count
-        digest = hashlib.sha256(f"{self._identity}/{key}".encode()).hexdigest()[:16]
+        digest = hashlib.sha256(f"{self._process}/{key}".encode()).hexdigest()[:16]
         name = f"{resource.name}.{digest}"
         changing = {"count": count, "lastTimestamp": timestamp(now), "message": event.message[:MESSAGE_LIMIT]}
         logger.info("%s/%s: %s: %s", resource.namespace, resource.name, event.reason, event.message)

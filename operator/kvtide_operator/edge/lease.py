@@ -54,12 +54,21 @@ class Lease:
         renewed = time.monotonic()
         while True:
             await asyncio.sleep(RENEW_S)
-            while not await self._try():
-                if time.monotonic() - renewed > GIVE_UP_S:
-                    self.held = False
-                    raise LeaseLost(f"the Lease {self.namespace}/{self.name} could not be renewed")
-                await asyncio.sleep(RETRY_S)
-            renewed = time.monotonic()
+            try:
+                # The bound holds for a request that hangs, too.
+                async with asyncio.timeout(renewed + GIVE_UP_S - time.monotonic()):
+                    renewed = await self._renew()
+            except TimeoutError:
+                self.held = False
+                raise LeaseLost(f"the Lease {self.namespace}/{self.name} could not be renewed") from None
+
+    async def _renew(self) -> float:
+        """Tries until it is renewed; gives when the request that did it was sent: others count from there."""
+        while True:
+            asked = time.monotonic()
+            if await self._try():
+                return asked
+            await asyncio.sleep(RETRY_S)
 
     async def release(self) -> None:
         """Gives the Lease back, so that the next operator need not wait for it to run out."""

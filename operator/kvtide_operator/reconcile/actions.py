@@ -17,11 +17,12 @@ class LimitPush:
 
 @dataclass(frozen=True)
 class Event:
-    """A Kubernetes event on the resource."""
+    """A Kubernetes event on the resource. Those of one reason about the same thing are one object that counts."""
 
     type: str
     reason: str
     message: str
+    about: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvtide_operator.api.status import WorkerStatus
-from kvtide_operator.autoscale.batch_limit import LimitMemory, Move, decide_limit
+from kvtide_operator.autoscale.batch_limit import LimitDecision, LimitMemory, Move, decide_limit
 from kvtide_operator.autoscale.fleet import STALE_AFTER_S
 from kvtide_operator.autoscale.worker_state import WorkerState
 from kvtide_operator.reconcile.actions import Event, LimitPush
@@ -34,8 +34,8 @@ def limit_batches(observed: Observed, now: float) -> Limits:
         if decided.move is not Move.KEEP:
             pushes.append(LimitPush(pod.name, pod.ip, decided.limit))
             moved = f"{pod.name}: batch limit {state.limits.batch_limit} to {decided.limit}: {decided.message}"
-            events.append(Event("Normal", f"BatchLimit{decided.move.value}", moved))
-        workers.append(_remember(pod.name, sample.state, decided.limit, decided.move, before, now))
+            events.append(Event("Normal", f"BatchLimit{decided.move.value}", moved, about=pod.name))
+        workers.append(_remember(pod.name, sample.state, decided, before, now))
     return Limits(tuple(pushes), tuple(workers), tuple(events))
 
 
@@ -51,7 +51,7 @@ def _memory(before: WorkerStatus | None) -> LimitMemory | None:
 
 
 def _remember(
-    name: str, state: WorkerState, limit: int, move: Move, before: WorkerStatus | None, now: float
+    name: str, state: WorkerState, decided: LimitDecision, before: WorkerStatus | None, now: float
 ) -> WorkerStatus:
     same_process = before is not None and before.started_at == state.started_at
     changed_at = before.limit_changed_at if before and same_process else None
@@ -59,10 +59,10 @@ def _remember(
     return WorkerStatus(
         name=name,
         started_at=state.started_at,
-        batch_limit=limit,
+        batch_limit=decided.limit,
         live_tokens=state.kv.live_tokens,
         waiting=state.requests.waiting,
-        preemptions=state.counters.preemptions,
-        limit_changed_at=changed_at if move is Move.KEEP else timestamp(now),
-        limit_lowered_at=timestamp(now) if move is Move.LOWER else lowered_at,
+        preemptions=before.preemptions if before and same_process and decided.settling else state.counters.preemptions,
+        limit_changed_at=changed_at if decided.move is Move.KEEP else timestamp(now),
+        limit_lowered_at=timestamp(now) if decided.move is Move.LOWER else lowered_at,
     )

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvtide_operator.api.conditions import Reason
+from kvtide_operator.api.conditions import ConditionType, Reason
 from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.api.unsupported import unsupported
 from kvtide_operator.children.inspect_pod import inspect_name, inspect_pod
@@ -35,6 +35,13 @@ _REASONS = {
     "ModelDownloadFailed": Reason.MODEL_DOWNLOAD_FAILED,
     "DoesNotFit": Reason.DOES_NOT_FIT,
 }
+# What an inspect pod may find wrong.
+_MODEL_REASONS = (
+    Reason.INVALID_MODEL,
+    Reason.MODEL_DOWNLOAD_FAILED,
+    Reason.MODEL_NOT_FOUND,
+    Reason.UNSUPPORTED_MODEL,
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def _look(
         shape = ModelShape.from_json(base.record.shapes[model])
     if shape is not None:
         return replace(base, delete_pods=_leftover(observed)), shape
-    looking = replace(base, message=f"reading the headers of {resource.spec.model.uri}")
+    looking = _looking(base, resource)
     if pod is None:
         image = resource.spec.worker.image or surroundings.worker_image
         return replace(looking, create=(inspect_pod(resource, model, image),)), None
@@ -123,6 +130,15 @@ def _look(
     if pod.ending is None:
         return looking, None
     return _after(base, pod.ending, model, resource, now)
+
+
+def _looking(base: Planning, resource: LLMDeployment) -> Planning:
+    """While a model is looked at again, what was wrong with it at the last look stays said."""
+    for condition in resource.status.conditions or []:
+        known = condition.type is ConditionType.PLANNED and condition.observed_generation == resource.generation
+        if known and condition.status == "False" and condition.reason in _MODEL_REASONS:
+            return replace(base, reason=Reason(condition.reason), message=condition.message)
+    return replace(base, message=f"reading the headers of {resource.spec.model.uri}")
 
 
 def _leftover(observed: Observed) -> tuple[str, ...]:

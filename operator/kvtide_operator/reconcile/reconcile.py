@@ -54,7 +54,7 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     scaling = scale(observed, live_replicas, now)
     limits = limit_batches(observed, now)
     wanted = _children(observed, surroundings, planning, in_force, scaling.replicas)
-    taken = _taken(observed, wanted)
+    taken = _taken(observed, [*wanted, *planning.create])
     changed = [manifest for manifest in wanted if _write(observed, manifest)]
 
     desired = scaling.replicas if in_force else 0
@@ -73,7 +73,8 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     before = list(resource.status.conditions or [])
     stamped = judge.stamp(verdicts, before, resource.generation, now)
     fewer = live_replicas is not None and scaling.replicas < live_replicas
-    busy = bool(observed.workers) or desired > 0 or planning.reason is Reason.INSPECTING_MODEL
+    inspecting = planning.reason is Reason.INSPECTING_MODEL or observed.inspector is not None
+    busy = bool(observed.workers) or desired > 0 or inspecting
     return Actions(
         status=build_status(observed, plan, force, scaling.status, limits.workers, stamped),
         requeue_s=surroundings.resync_s if busy else RESTING_S,

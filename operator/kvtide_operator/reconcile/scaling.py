@@ -53,7 +53,7 @@ def scale(observed: Observed, current: int | None, now: float) -> Scaling:
         return Scaling(before, decision, _off(decision, before, previous), None)
     news = _news(decision, active, previous, now)
     kept = [news, *(previous.decisions or [])] if news else previous.decisions or []
-    scaled = decision.changes and active
+    scaled = news is not None and decision.changes and active
     status = AutoscalingStatus(
         desired_replicas=decision.replicas,
         reason=decision.reason,
@@ -97,8 +97,9 @@ def _news(decision: Decision, active: bool, previous: AutoscalingStatus, now: fl
     if not decision.changes and (decision.reason not in NOTABLE or decision.reason == previous.reason):
         return None
     last = previous.decisions[0] if previous.decisions else None
-    repeated = last is not None and (last.to_replicas, last.reason) == (decision.replicas, decision.reason)
-    if decision.changes and not active and repeated:
+    step = (decision.current, decision.replicas, decision.reason)
+    # The same step again is one that was not taken: only observed, or refused by the API server.
+    if decision.changes and last is not None and (last.from_replicas, last.to_replicas, last.reason) == step:
         return None
     load = decision.load
     return ScalingDecision(

@@ -34,6 +34,9 @@ class EngineCollector(Collector):
         yield self._gauge("vllm:num_requests_running", "Requests in the engine's batch.", state.running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait for KV blocks or a place.", state.waiting)
         yield self._counter("vllm:num_preemptions", "Requests that lost their blocks.", state.preemptions)
+        # No prefix is reused yet, so none is looked up: dashboards that ask are told the truth.
+        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", 0)
+        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", 0)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens computed.", state.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", state.generation_tokens)
         yield self._gauge(
