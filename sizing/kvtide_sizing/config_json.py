@@ -13,6 +13,7 @@ from kvtide_sizing.shape import ModelShape
 
 CONFIG_FILE = "config.json"
 _SERVED = "LlamaForCausalLM"
+SERVED_ROPE_SCALINGS = ("default", "linear", "llama3")
 
 
 def shape_of_folder(folder: Path, name: str) -> ModelShape:
@@ -75,6 +76,15 @@ def _check_served(config: dict[str, Any], name: str) -> None:
     for field in ("attention_bias", "mlp_bias", "quantization_config", "sliding_window"):
         if config.get(field):
             raise UnsupportedModel(f"{name} has {field} {config[field]}, which is not served; {_SERVED} without it is")
+    if config.get("partial_rotary_factor", 1) != 1:
+        raise UnsupportedModel(f"{name} rotates a part of each head, which is not served; all of it is")
+    if config.get("hidden_act", "silu") != "silu":
+        raise UnsupportedModel(f"{name} has hidden_act {config['hidden_act']}, which is not served; silu is")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = rope.get("rope_type") or rope.get("type") or "default"
+    if scaling not in SERVED_ROPE_SCALINGS:
+        served = ", ".join(SERVED_ROPE_SCALINGS)
+        raise UnsupportedModel(f"{name} scales RoPE by {scaling}, which is not served; {served} are")
 
 
 def _integer(config: dict[str, Any], key: str, name: str) -> int:

@@ -87,6 +87,10 @@ def read_header(file: Path) -> GgufHeader:
         return _Cursor(data, str(file)).header()
 
 
+# Kind and pre-tokenizer, as tokenizer.ggml.model and tokenizer.ggml.pre name them.
+SERVED_TOKENIZERS = (("gpt2", "gpt-2"), ("gpt2", "smollm"))
+
+
 def shape_of_gguf(file: Path, name: str) -> ModelShape:
     """The shape of a GGUF file. Raises as `read_header`, UnsupportedModel for other architectures than llama, and
     InvalidModel where metadata and tensors contradict each other."""
@@ -97,6 +101,14 @@ def shape_of_gguf(file: Path, name: str) -> ModelShape:
         raise UnsupportedModel(f"{name} is of architecture {architecture}, which is not served; {ARCHITECTURE} is")
     if metadata.get("llama.expert_count"):
         raise UnsupportedModel(f"{name} is a mixture of experts, which is not served; a dense Llama is")
+
+    tokenizer = (metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"))
+    if tokenizer[0] is not None and tokenizer not in SERVED_TOKENIZERS:
+        served = ", ".join(f"{kind}/{pre}" for kind, pre in SERVED_TOKENIZERS)
+        raise UnsupportedModel(
+            f"{name} has the tokenizer {tokenizer[0]}/{tokenizer[1]}, which is not served from a GGUF file; {served} "
+            f"are, and any from a folder with tokenizer.json"
+        )
 
     def field(key: str, default: int | None = None) -> int:
         value = metadata.get(f"llama.{key}", default)

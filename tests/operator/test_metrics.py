@@ -1,4 +1,4 @@
-"""The operator's series, by the names of design.md section 5."""
+"""The operator's series, by the names of the design."""
 
 from collections.abc import Callable
 from typing import Any

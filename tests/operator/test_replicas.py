@@ -1,4 +1,4 @@
-"""Rows of design.md section 5's rule. One worker holds 10,000 tokens; up at 85 %, down under 70 %, window 300 s."""
+"""Rows of the design's rule. One worker holds 10,000 tokens; up at 85 %, down under 70 %, window 300 s."""
 
 from collections.abc import Callable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -92,6 +93,8 @@ def serve_command(device: Literal["cpu", "cuda"], dtype: DType, **options: Any) 
     Exit status: 0 after SIGTERM and a drain, 1 when the engine died,
     2 when the model does not fit, 3 when it cannot be served.
     """
+    # Init of a container is not ended by a signal that it does not handle; the server's own handler comes with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from kvtide_worker.server.worker import serve
 
     sys.exit(serve(ServeSettings(device=device, dtype=dtype, **options)))

@@ -102,7 +102,7 @@ def samples(server: Server) -> dict[tuple[str, tuple], float]:
 def test_the_metrics_that_dashboards_query_are_there(server: Server) -> None:
     server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 3})
     text = server.get("/metrics").text
-    # Names that production-stack, KubeAI, KAITO, KServe, AIBrix and llm-d's autoscaler query, and our own of design 4.
+    # Names that production-stack, KubeAI, KAITO, KServe, AIBrix and llm-d's autoscaler query, and our own.
     for name in (
         "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
         "vllm:gpu_cache_usage_perc", "vllm:num_preemptions_total", "vllm:prompt_tokens_total",

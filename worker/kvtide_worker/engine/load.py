@@ -71,6 +71,12 @@ def _check(plan: Plan, model: LlamaConfig) -> None:
             f"the plan is for {plan.attention.query_heads} query heads over {plan.attention.kv_heads} KV heads, "
             f"but the model has {model.query_heads} over {model.kv_heads}; make the plan for this model"
         )
+    bytes_per_token = 4 * model.num_layers * model.kv_heads * model.head_dim
+    if plan.kv.bytes_per_token != bytes_per_token:
+        raise InvalidPlan(
+            f"the plan is for {plan.kv.bytes_per_token} bytes of KV a token, but the model takes {bytes_per_token}; "
+            f"make the plan for this model"
+        )
     if plan.max_context_tokens > model.max_position_embeddings:
         raise InvalidPlan(
             f"the plan has a context of {plan.max_context_tokens} tokens, but the model was trained for "

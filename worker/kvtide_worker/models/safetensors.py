@@ -45,7 +45,7 @@ def _config(folder: Path) -> LlamaConfig:
     config = _read_json(folder / "config.json")
     if config.get("model_type") != "llama":
         raise UnsupportedModel(f"{folder} holds a model of type '{config.get('model_type')}'; this worker runs 'llama'")
-    for option in ("attention_bias", "mlp_bias", "quantization_config"):
+    for option in ("attention_bias", "mlp_bias", "quantization_config", "sliding_window"):
         if config.get(option):
             raise UnsupportedModel(f"{folder} sets {option}={config[option]}, which this worker does not run")
     if config.get("partial_rotary_factor", 1) != 1:

@@ -36,7 +36,7 @@ class Queue:
 
 
 class NeverFits(ValueError):
-    """The request is longer than any sequence can be here. too_long: the prompt alone, or prompt and answer."""
+    """The request is longer than any sequence can be here. prompt_alone: without its answer."""
 
     def __init__(self, message: str, *, prompt_alone: bool) -> None:
         super().__init__(message)

@@ -23,7 +23,7 @@ from kvtide_worker.engine.process import run_engine
 
 _STOP_GRACE_S = 5.0
 # A step takes less than this even with a full batch on a slow CPU.
-_LIMIT_PATIENCE_S = 5.0
+_LIMIT_PATIENCE_S = 2.0
 
 
 class EngineFailure(RuntimeError):

@@ -63,6 +63,9 @@ class HttpServer:
         done, _ = await asyncio.wait([self._task], timeout=_UNREAD_S)
         if not done:
             self._server.force_exit = True
+            # From Python 3.12.1 on uvicorn would wait for them all the same.
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
             await self._task
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 from kvtide_sizing.device import Device, DeviceKind
@@ -25,7 +26,8 @@ def model_uri(text: str) -> ModelUri:
     if "://" in text:
         return ModelUri.parse(text)
     if Path(text).exists():
-        return ModelUri.parse(f"file://{Path(text).resolve()}")
+        # Links stay as they are: a hub's cache links model.gguf to a file without that ending.
+        return ModelUri.parse(f"file://{os.path.abspath(text)}")
     if text.count("/") == 1 and not text.startswith((".", "/")):
         return ModelUri.parse(f"hf://{text}")
     raise ModelNotFound(

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from kvtide_sizing.plan import Plan
 from kvtide_worker.engine.messages import EngineState, SamplingParams
 from kvtide_worker.server.admission import Capacity, NeverFits, Queue, output_tokens, overload
-from kvtide_worker.server.engine_client import EngineClient, Generation
-from kvtide_worker.server.errors import ApiError, model_not_found, unavailable
+from kvtide_worker.server.engine_client import EngineClient, EngineFailure, Generation
+from kvtide_worker.server.errors import ApiError, engine_failed, model_not_found, unavailable
 from kvtide_worker.server.latency import Latency
 from kvtide_worker.server.lifecycle import Lifecycle
 from kvtide_worker.server.metrics import EngineCollector
@@ -130,13 +130,23 @@ class Service:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; a long one does not hold up the other requests.
 
-        Raises ApiError 400 for halves of surrogate pairs: JSON can write them, but they are no text.
+        Raises ApiError 400 for a text that is too long for any sequence, and for halves of surrogate pairs: JSON can
+        write them, but they are no text.
         """
         tokenizer = self.model.tokenizer
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ApiError(400, f"the text is not Unicode: {error}", code="invalid_value") from error
+        most = self.capacity.sequence_tokens * tokenizer.longest_token
+        if len(text) > most:
+            # Tokenizing takes many times the text's memory: what cannot fit is told before.
+            raise ApiError(
+                400,
+                f"the text has {len(text)} characters, more than the {self.capacity.sequence_tokens} tokens of a "
+                f"sequence here can be ({most}); shorten it",
+                code="context_length_exceeded",
+            )
         if len(text) < _LONG_TEXT:
             return tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
@@ -160,9 +170,13 @@ class Service:
                 code="overloaded",
                 headers={"Retry-After": str(too_much.retry_after_s)},
             )
-        return [
-            engine.submit(prompt, self._sampling(body, length)) for prompt, length in zip(prompts, lengths, strict=True)
-        ]
+        try:
+            return [
+                engine.submit(prompt, self._sampling(body, length))
+                for prompt, length in zip(prompts, lengths, strict=True)
+            ]
+        except EngineFailure as error:
+            raise engine_failed(str(error)) from error
 
     def _output_tokens(self, body: GenerationRequest, prompt: list[int], prompt_param: str, capacity: Capacity) -> int:
         if not prompt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -10,9 +11,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvtide_worker.server.answer import Answer, Piece, given_up_with_the_client
-from kvtide_worker.server.errors import ApiError
+from kvtide_worker.server.errors import ApiError, server_failed
 
 Chunk = dict[str, Any]
+
+logger = logging.getLogger(__name__)
 
 
 class AnswerStream(Response):
@@ -60,6 +63,10 @@ class AnswerStream(Response):
                 yield _event(chunk)
         except ApiError as error:
             yield _event(error.body)
+            return
+        except Exception as error:  # a mistake of ours: the client must not take the rest for an answer
+            logger.exception("a stream failed")
+            yield _event(server_failed(error).body)
             return
         yield b"data: [DONE]\n\n"
 

@@ -8,11 +8,19 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvtide_worker.server.errors import unavailable
+from kvtide_worker.server.errors import ApiError, unavailable
 from kvtide_worker.server.service import Service
 
 # Probes and scrapes go on to the end: they tell others that this is one.
 _ALWAYS_OPEN = frozenset({"/health", "/ready", "/metrics", "/version"})
+
+
+# A body is parsed as a whole, and a prompt of a million tokens is far below this.
+MAX_BODY_BYTES = 4 << 20
+
+
+class _TooLarge(Exception):
+    """The body has passed MAX_BODY_BYTES."""
 
 
 class Traffic:
@@ -48,6 +56,24 @@ class Traffic:
         else:
             self._service.open_requests += 1
             try:
-                await self._app(scope, receive, send_marked)
+                await self._app(scope, _bounded(receive), send_marked)
+            except _TooLarge:
+                error = ApiError(413, f"the body has more than {MAX_BODY_BYTES} bytes", code="request_too_large")
+                response = JSONResponse(error.body, status_code=error.status, headers={"Connection": "close"})
+                await response(scope, receive, send)
             finally:
                 self._service.open_requests -= 1
+
+
+def _bounded(receive: Receive) -> Receive:
+    received = 0
+
+    async def receive_bounded() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > MAX_BODY_BYTES:
+            raise _TooLarge
+        return message
+
+    return receive_bounded

@@ -56,6 +56,10 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "reasoning_effort": Unsupported("how a model reasons cannot be set"),
     "service_tier": Unsupported("there is one tier", ("auto", "default")),
     "store": Unsupported("nothing is stored", (False,)),
+    "metadata": Unsupported("nothing is stored", ({},)),
+    "verbosity": Unsupported("how long an answer is cannot be set; use max_tokens"),
+    "prompt_cache_key": Unsupported("no prompt is cached"),
+    "safety_identifier": Unsupported("requests are not told apart by their users"),
     "priority": Unsupported("requests are served in the order of their arrival", (0,)),
     "include_stop_str_in_output": Unsupported("stop strings are left out of the answer", (False,)),
     "skip_special_tokens": Unsupported("special tokens are left out of the answer", (True,)),
@@ -72,7 +76,9 @@ def drop_neutral(data: Any, supported: Set[str]) -> Any:
     kept = {}
     for name, value in data.items():
         if name in supported:
-            kept[name] = value
+            # null is: the default.
+            if value is not None:
+                kept[name] = value
         elif name not in UNSUPPORTED:
             raise _refuse(name, f"'{name}' is not a field that is known here; known are {', '.join(sorted(supported))}")
         elif value is not None and not any(_same(value, neutral) for neutral in UNSUPPORTED[name].neutral):

@@ -142,7 +142,7 @@ class _Worker:
             self._voice.say(f"plan: {warning}")
         config = EngineConfig(
             # Where it was fetched to: the engine need not look again.
-            model_uri=str(ModelUri.parse(f"file://{path.resolve()}")),
+            model_uri=str(ModelUri.parse(f"file://{path.absolute()}")),
             plan=plan.to_json(),
             device=settings.device,
             dtype=settings.dtype,

@@ -19,6 +19,7 @@ class Tokenizer:
     eos_token_ids:  any of them ends an answer
     special_ids:    what `decode` leaves out
     chat_template:  Jinja source, None where the model has none
+    longest_token:  characters; no text has fewer tokens than its characters over this
     """
 
     backend: tokenizers.Tokenizer
@@ -26,6 +27,7 @@ class Tokenizer:
     chat_template: str | None
     special_tokens: dict[str, str]
     special_ids: frozenset[int] = field(default_factory=frozenset)
+    longest_token: int = 1
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -41,6 +43,7 @@ class Tokenizer:
             chat_template=vocabulary.chat_template,
             special_tokens=vocabulary.special_tokens,
             special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
+            longest_token=max(map(len, vocabulary.backend.get_vocab())),
         )
 
     @property
