@@ -12,9 +12,19 @@ from kvtide_sizing.gguf_header import TENSOR_TYPES, read_header, shape_of_gguf
 HIDDEN, INTERMEDIATE, VOCABULARY = 32, 64, 40
 
 
-def write_model(file: Path, *, architecture: str = "llama", untied: bool = False, **changes: Any) -> Path:
+def write_model(
+    file: Path,
+    *,
+    architecture: str = "llama",
+    untied: bool = False,
+    tokenizer: tuple[str, str] | None = None,
+    **changes: Any,
+) -> Path:
     """A Llama of one layer, two query heads and one KV head, by the reference writer of the format."""
     writer = gguf.GGUFWriter(file, architecture)
+    if tokenizer is not None:
+        writer.add_tokenizer_model(tokenizer[0])
+        writer.add_tokenizer_pre(tokenizer[1])
     values = {
         "block_count": 1,
         "context_length": 512,
@@ -108,6 +118,12 @@ def test_what_is_not_served_or_contradicts_itself_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         shape_of_gguf(write_model(tmp_path / "m.gguf", **changes), "m")
+
+
+def test_a_tokenizer_that_no_worker_reads_is_refused_before_one_starts(tmp_path: Path) -> None:
+    shape_of_gguf(write_model(tmp_path / "smol.gguf", tokenizer=("gpt2", "smollm")), "smol")
+    with pytest.raises(UnsupportedModel, match=r"tokenizer llama/default.*; gpt2/gpt-2, gpt2/smollm are"):
+        shape_of_gguf(write_model(tmp_path / "llama.gguf", tokenizer=("llama", "default")), "llama")
 
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:

@@ -29,6 +29,13 @@ def test_a_path_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert str(model_uri("model.gguf")) == f"file://{tmp_path}/model.gguf"
 
 
+def test_a_link_keeps_its_name(tmp_path: Path) -> None:
+    """A hub's cache has models as links to files that are named by their content."""
+    (tmp_path / "0a1b2c").touch()
+    (tmp_path / "model.gguf").symlink_to(tmp_path / "0a1b2c")
+    assert str(model_uri(str(tmp_path / "model.gguf"))) == f"file://{tmp_path}/model.gguf"
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [("nothing-here.gguf", ModelNotFound), ("/no/such/model", ModelNotFound), ("s3://bucket/x", InvalidModelUri)],

@@ -61,7 +61,7 @@ def test_values_that_ask_for_nothing_are_accepted(server: Server) -> None:
         tools=[],
         user="somebody",
         store=False,
-        extra_body={"repetition_penalty": 1.0, "top_k": -1},
+        extra_body={"repetition_penalty": 1.0, "top_k": -1, "ignore_eos": None, "metadata": None},
     )
     assert answer.usage.completion_tokens == 1
 
@@ -139,3 +139,18 @@ def test_every_error_has_openais_shape(server: Server, path: str, body: bytes, s
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert says in answer.json()["error"]["message"]
+
+
+def test_a_text_that_no_sequence_can_hold_is_refused_before_it_is_tokenized(server: Server) -> None:
+    started = time.monotonic()
+    answer = server.post("/v1/completions", {"prompt": "word " * 400_000, "max_tokens": 1})
+    assert time.monotonic() - started < 0.5
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "2000000 characters" in answer.json()["error"]["message"]
+
+
+def test_a_body_without_end_is_refused(server: Server) -> None:
+    answer = server.post("/v1/completions", {"prompt": "word " * 1_000_000})
+    assert answer.status_code == 413
+    assert "more than 4194304 bytes" in answer.json()["error"]["message"]

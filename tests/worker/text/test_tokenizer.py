@@ -5,8 +5,10 @@ from pathlib import Path
 import gguf
 import pytest
 
+from kvtide_sizing.gguf_header import SERVED_TOKENIZERS
 from kvtide_worker.text.chat_template import ChatTemplate, ChatTemplateError
 from kvtide_worker.text.detokenizer import Detokenizer
+from kvtide_worker.text.gguf_vocabulary import PRE_TOKENIZERS
 from kvtide_worker.text.tokenizer import Tokenizer, UnsupportedTokenizerError
 from tests.worker.text.texts import TEXTS
 
@@ -59,3 +61,7 @@ def test_an_unknown_kind_is_refused_by_name(tmp_path: Path, kind: str, pre: str,
 def test_a_missing_tokenizer_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError, match=name):
         Tokenizer.load(tmp_path / name)
+
+
+def test_the_planner_admits_the_gguf_tokenizers_that_are_read_here() -> None:
+    assert set(SERVED_TOKENIZERS) == {("gpt2", name) for name in PRE_TOKENIZERS}

@@ -6,9 +6,10 @@ import time
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvtide_worker.server.errors import ApiError, unavailable
+from kvtide_worker.server.errors import unavailable
 from kvtide_worker.server.service import Service
 
 # Probes and scrapes go on to the end: they tell others that this is one.
@@ -17,10 +18,6 @@ _ALWAYS_OPEN = frozenset({"/health", "/ready", "/metrics", "/version"})
 
 # A body is parsed as a whole, and a prompt of a million tokens is far below this.
 MAX_BODY_BYTES = 4 << 20
-
-
-class _TooLarge(Exception):
-    """The body has passed MAX_BODY_BYTES."""
 
 
 class Traffic:
@@ -57,10 +54,6 @@ class Traffic:
             self._service.open_requests += 1
             try:
                 await self._app(scope, _bounded(receive), send_marked)
-            except _TooLarge:
-                error = ApiError(413, f"the body has more than {MAX_BODY_BYTES} bytes", code="request_too_large")
-                response = JSONResponse(error.body, status_code=error.status, headers={"Connection": "close"})
-                await response(scope, receive, send)
             finally:
                 self._service.open_requests -= 1
 
@@ -73,7 +66,8 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > MAX_BODY_BYTES:
-            raise _TooLarge
+            # FastAPI reads the body, and lets this kind of exception through.
+            raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         return message
 
     return receive_bounded

@@ -14,7 +14,7 @@ from kvtide_worker.text.vocabulary import UnsupportedTokenizerError, Vocabulary
 
 # How a text is cut before merging, by the name in `tokenizer.ggml.pre`; llama.cpp's list of regular expressions
 # (llama-vocab.cpp) is the reference. SmolLM cuts every digit out first, which shows where spaces stand before one.
-_PRE_TOKENIZERS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
+PRE_TOKENIZERS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-2": [],
     "smollm": [pre_tokenizers.Digits(individual_digits=True)],
 }
@@ -57,16 +57,16 @@ def read(file: Path) -> Vocabulary:
 
 def _byte_level_bpe(metadata: _Metadata, tokens: list[str], special_tokens: dict[str, str]) -> tokenizers.Tokenizer:
     name = metadata.get(gguf.Keys.Tokenizer.PRE)
-    if name not in _PRE_TOKENIZERS:
+    if name not in PRE_TOKENIZERS:
         raise UnsupportedTokenizerError(
             f"the pre-tokenizer {name!r} of this GGUF file is not known; known are "
-            f"{', '.join(sorted(_PRE_TOKENIZERS))}. A Hugging Face folder with tokenizer.json works with any"
+            f"{', '.join(sorted(PRE_TOKENIZERS))}. A Hugging Face folder with tokenizer.json works with any"
         )
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get(gguf.Keys.Tokenizer.MERGES)]
     backend = tokenizers.Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *_PRE_TOKENIZERS[name],
+            *PRE_TOKENIZERS[name],
             pre_tokenizers.ByteLevel(
                 add_prefix_space=bool(metadata.get(gguf.Keys.Tokenizer.ADD_PREFIX)), use_regex=True
             ),
