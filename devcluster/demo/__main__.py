@@ -24,7 +24,7 @@ EXAMPLE = "examples/smollm2.yaml"
 QUESTION = "What is the capital of France? Answer in one sentence."
 STREAMS = 48
 GRAPHS = (
-    f'max by (name) (kvtide_llmdeployment_kv_utilization{{name="{NAME}"}})',
+    f'max by (pod) (vllm:kv_cache_usage_perc{{llmdeployment="{NAME}"}})',
     f'max by (__name__) ({{__name__=~"kvtide_llmdeployment_(desired|ready)_replicas",name="{NAME}"}})',
     f'max by (pod) (kvtide_batch_limit{{llmdeployment="{NAME}"}})',
 )
@@ -213,7 +213,7 @@ def tell() -> None:
     console.rule("Summary")
     console.print(f"[bold]{QUESTION}[/]")
     console.print(timeline.table(moments))
-    limits = sorted({moment.batch_limit for moment in moments})
+    limits = sorted({moment.batch_limit for moment in moments if moment.batch_limit})
     console.print(
         f"\nfirst token after apply     {first_token:4.0f} s  (goal: under 60)"
         f"\nthreshold to new replica    {scaled_after:4.0f} s  (goal: under 60)"

@@ -11,7 +11,7 @@ STEP_S = 2
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """One scrape. `kv` is the share of KV blocks that are live, 0 to 1; the batch limit is the lowest of a worker."""
+    """One scrape. `kv` is the live share of the fullest worker, 0 to 1; the batch limit is the lowest of a worker."""
 
     seconds: float
     desired: int
@@ -36,13 +36,13 @@ def read(cluster: Cluster, namespace: str, name: str, start: float, end: float) 
             "desired": f"max(kvtide_llmdeployment_desired_replicas{resource})",
             "ready": f"max(kvtide_llmdeployment_ready_replicas{resource})",
             "limit": f"min(kvtide_batch_limit{worker})",
-            "kv": f"max(kvtide_llmdeployment_kv_utilization{resource})",
+            "kv": f"max(vllm:kv_cache_usage_perc{worker})",
             "waiting": f"sum(vllm:num_requests_waiting{worker})",
         }.items()
     }
     return [
         Moment(
-            seconds=at - start,
+            seconds=max(0.0, at - start),
             desired=int(desired),
             ready=int(series["ready"].get(at, 0)),
             batch_limit=int(series["limit"].get(at, 0)),
@@ -69,11 +69,11 @@ def table(moments: list[Moment]) -> Table:
     drawn = Table(title="What Prometheus saw", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("time", "desired", "ready", "batch limit", "waiting"):
         drawn.add_column(heading, justify="right")
-    drawn.add_column("KV in use")
+    drawn.add_column("KV in use, fullest worker")
     for moment in moments:
         bar = "█" * round(moment.kv * 20)
         drawn.add_row(
             f"{moment.seconds:.0f} s", str(moment.desired), str(moment.ready), str(moment.batch_limit),
-            str(moment.waiting), f"{bar:<20} {moment.kv:4.0%}",
+            str(moment.waiting), f"{moment.kv:4.0%} {bar}",
         )  # fmt: skip
     return drawn
