@@ -69,8 +69,11 @@ def test_a_second_release_shares_no_name_with_the_first(helm: Callable[..., str]
 def test_the_prometheus_kinds_come_only_when_asked_for(render: Render) -> None:
     assert of_kind(render(), "PodMonitor") == of_kind(render(), "PrometheusRule") == []
     asked = render("podMonitor.enabled=true", "podMonitor.labels.release=prometheus", "prometheusRule.enabled=true")
-    (monitor,) = of_kind(asked, "PodMonitor")
-    assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+    operator, workers = of_kind(asked, "PodMonitor")
+    for monitor, name, port in ((operator, "kvtide-operator", "metrics"), (workers, "kvtide-worker", "http")):
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        assert monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"] == name
+        assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == port
+    assert workers["spec"]["namespaceSelector"] == {"any": True}
     (rule,) = of_kind(asked, "PrometheusRule")
     assert rule["spec"]["groups"][0]["rules"]

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from kvtide_sizing import catalog
 from kvtide_sizing.device import DeviceKind
 from kvtide_sizing.memory import (
@@ -24,6 +26,7 @@ def private_bytes(program: str) -> int:
     return int(result.stdout) * KIB
 
 
+@pytest.mark.slow
 def test_torch_and_its_kernels_stay_within_the_engines_overhead() -> None:
     engine = """
 import torch

@@ -154,6 +154,7 @@ def test_ctrl_c_is_the_servers_to_answer(server: Server) -> None:
     assert len(server.outputs("after")) == 2
 
 
+@pytest.mark.slow
 def test_shutdown_aborts_what_runs(model: Path, tmp_path: Path) -> None:
     server = Server(tmp_path, config(model, batch_limit=1))
     try:

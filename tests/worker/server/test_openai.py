@@ -73,6 +73,7 @@ def test_content_may_come_in_parts(server: Server) -> None:
     assert in_parts.choices[0].message.content == chat(server).choices[0].message.content
 
 
+@pytest.mark.slow
 def test_a_prompt_may_be_text_or_ids_or_several(server: Server) -> None:
     prompts = ["The capital of Italy is", "One, two, three,", "The opposite of hot is"]
     singles = [complete(server, prompt).choices[0].text for prompt in prompts]
@@ -89,6 +90,7 @@ def test_a_prompt_may_be_text_or_ids_or_several(server: Server) -> None:
     assert streamed == singles
 
 
+@pytest.mark.slow
 def test_a_character_is_never_cut(server: Server) -> None:
     prompt = "Repeat: 👍🎉你好 👍🎉你好 👍🎉你好 👍🎉你好 "
     whole = complete(server, prompt, max_tokens=24)
@@ -127,6 +129,7 @@ def test_ignore_eos_goes_on_past_the_end(server: Server) -> None:
     assert answer.usage.completion_tokens == 20
 
 
+@pytest.mark.slow
 def test_a_seed_makes_sampling_repeatable(server: Server) -> None:
     def draw(seed: int) -> str:
         return complete(server, "Once upon a time", temperature=1.5, seed=seed, max_tokens=6).choices[0].text
