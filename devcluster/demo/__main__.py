@@ -227,7 +227,8 @@ def tell() -> None:
         f"\n  Prometheus       {cluster.prometheus_url}"
         f"\n  its graph page   {image}"
         f'\n  kubectl, helm    eval "$({sys.executable} -m devcluster env)"; kubectl get llmd'
-        f"\n  remove it all    make down"
+        f"\n  remove it all    make down",
+        soft_wrap=True,
     )
     for result in lost[:3]:
         console.print(f"[red]lost:[/] {result.error}")
