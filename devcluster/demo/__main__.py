@@ -5,7 +5,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import urlencode
 
 import click
@@ -39,19 +39,6 @@ def step(title: str) -> Iterator[None]:
     start = time.monotonic()
     yield
     console.print(f"  [green]done[/] in {time.monotonic() - start:.0f} s")
-
-
-def condition(resource: dict[str, object] | None, kind: str) -> dict[str, str]:
-    """One condition of a resource, or an empty one."""
-    status = (resource or {}).get("status") or {}
-    found = [c for c in status.get("conditions", []) if c["type"] == kind]  # type: ignore[attr-defined]
-    return found[0] if found else {}
-
-
-def replicas(cluster: Cluster) -> tuple[int, int]:
-    """Desired and ready replicas, from the resource's status."""
-    status = cluster.get("llmd", NAME, "-n", NAMESPACE).get("status", {})
-    return status.get("autoscaling", {}).get("desiredReplicas", 0), status.get("readyReplicas", 0)
 
 
 async def ask(url: str) -> StreamResult:
@@ -110,14 +97,12 @@ class Watch:
             )
         return moment
 
-    async def until(self, what: str, seen: tuple[int, int] | None, timeout_s: float) -> None:
-        """Watch until ready and desired replicas are at least (or, for a scale-down, exactly) as asked."""
+    async def until(self, what: str, seen: Callable[[timeline.Moment], bool], timeout_s: float) -> None:
+        """Watch until a moment is as asked. Raises TimeoutError that says what was waited for."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             moment = await asyncio.to_thread(self.look)
-            if moment and seen and (moment.desired, moment.ready) == seen:
-                return
-            if moment and not seen and moment.ready >= 2 and moment.desired >= 2:
+            if moment and seen(moment):
                 return
             await asyncio.sleep(1)
         raise TimeoutError(f"waited {timeout_s:.0f} s for {what}")
@@ -134,7 +119,7 @@ async def load_and_watch(cluster: Cluster, url: str) -> tuple[float, list[Stream
     traffic = Traffic(url, NAME, concurrency=STREAMS, prompt_words=200, max_tokens=256)
     traffic.start()
     try:
-        await watch.until("a second replica under load", None, 240)
+        await watch.until("a second replica under load", lambda moment: min(moment.desired, moment.ready) >= 2, 240)
         scaled_after = time.time() - (watch.passed_at or start)
         console.print(
             f"  [green]scaled up[/]: the new replica was ready {scaled_after:.0f} s after the threshold was passed"
@@ -146,7 +131,7 @@ async def load_and_watch(cluster: Cluster, url: str) -> tuple[float, list[Stream
     finally:
         console.print("  the load stops; what runs is let finish")
         results = await traffic.stop(timeout_s=240)
-    await watch.until("the scale-down", (1, 1), 300)
+    await watch.until("the scale-down", lambda moment: (moment.desired, moment.ready) == (1, 1), 300)
     console.print("  [green]scaled down[/] to 1 replica")
     return scaled_after, results, start
 
@@ -192,7 +177,7 @@ def tell() -> None:
         cluster.kubectl("apply", "-n", NAMESPACE, "-f", EXAMPLE)
         wait_until(
             f"{NAME} to become Ready",
-            lambda: condition(cluster.get("llmd", NAME, "-n", NAMESPACE), "Ready").get("status") == "True",
+            lambda: cluster.condition(NAMESPACE, NAME, "Ready").get("status") == "True",
             timeout_s=180,
         )
         url = cluster.forward(f"{NAMESPACE}/{NAME}:80") + "/v1"

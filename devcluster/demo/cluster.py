@@ -66,6 +66,12 @@ class Cluster:
         listed = self.get(*args)
         return listed["items"] if listed else []
 
+    def condition(self, namespace: str, name: str, kind: str) -> dict[str, str]:
+        """One condition from an LLMDeployment's status, empty where it is not there yet."""
+        resource = self.get("llmd", name, "-n", namespace) or {}
+        conditions = resource.get("status", {}).get("conditions", [])
+        return next((found for found in conditions if found["type"] == kind), {})
+
     def helm(self, *args: str) -> str:
         """helm's standard output."""
         return self.run("helm", *args).stdout

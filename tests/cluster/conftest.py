@@ -82,9 +82,7 @@ def get(cluster: Cluster, name: str) -> Resource:
 
 
 def condition(cluster: Cluster, name: str, kind: str) -> dict[str, str]:
-    """One condition from the status, empty where it is not there yet."""
-    conditions = (get(cluster, name) or {}).get("status", {}).get("conditions", [])
-    return next((c for c in conditions if c["type"] == kind), {})
+    return cluster.condition(NAMESPACE, name, kind)
 
 
 def wait_condition(cluster: Cluster, name: str, kind: str, status: str, timeout_s: float = 90) -> dict[str, str]:

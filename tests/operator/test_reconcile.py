@@ -9,6 +9,7 @@ from kvtide_operator.api.conditions import ConditionType
 from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.api.status import Status
 from kvtide_operator.autoscale.worker_state import WorkerState
+from kvtide_operator.children.inventory import child_names
 from kvtide_operator.plan.intent import intent_hash
 from kvtide_operator.reconcile.actions import Actions
 from kvtide_operator.reconcile.observed import Observed, Surroundings
@@ -33,6 +34,11 @@ def condition(status: Status, kind: ConditionType) -> tuple[str, str]:
 def test_the_first_pass_makes_all_children_in_order(first: list[Json]) -> None:
     kinds = [child["kind"] for child in first]
     assert kinds == ["ConfigMap", "Secret", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment"]
+
+
+def test_what_is_looked_for_is_what_is_made(make_resource: Make, first: list[Json]) -> None:
+    made = {(child["kind"], child["metadata"]["name"]) for child in first}
+    assert set(child_names(make_resource())) == made
 
 
 def test_the_second_pass_writes_nothing(

@@ -6,27 +6,16 @@ from dataclasses import replace
 from kvtide_operator.api.names import worker_selector
 from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.children.inspect_pod import inspect_name
+from kvtide_operator.children.inventory import child_names
 from kvtide_operator.children.manifest import owned_by
 from kvtide_operator.children.secret import token_of
-from kvtide_operator.children.worker_template import admin_secret_name, plan_name
+from kvtide_operator.children.worker_template import admin_secret_name
 from kvtide_operator.edge.kube import Json, Kube
 from kvtide_operator.edge.worker_client import WorkerClient
 from kvtide_operator.reconcile.observed import Observed
 from kvtide_operator.reconcile.pods import PodView
 
 ENDED = ("Failed", "Succeeded")
-
-
-def child_names(resource: LLMDeployment) -> list[tuple[str, str]]:
-    """Kind and name of every child that is compared with what is wanted."""
-    return [
-        ("Deployment", resource.name),
-        ("Service", resource.name),
-        ("Secret", admin_secret_name(resource)),
-        ("ConfigMap", plan_name(resource)),
-        ("PodDisruptionBudget", resource.name),
-        ("NetworkPolicy", resource.name),
-    ]
 
 
 async def observe(kube: Kube, workers: WorkerClient, resource: LLMDeployment) -> Observed:

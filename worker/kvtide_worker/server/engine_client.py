@@ -139,11 +139,6 @@ class EngineClient:
         """How long nothing was heard; a live engine speaks at every step and once a second while idle."""
         return time.monotonic() - self._heard_at
 
-    @property
-    def pid(self) -> int | None:
-        """The engine's process id, for a person who looks."""
-        return self._process.pid if self._process else None
-
     async def stop(self) -> None:
         """End the engine process, by force if it does not go by itself."""
         self._stopping = True
