@@ -11,7 +11,7 @@ import yaml
 from kvtide_operator.api.spec import LLMDeploymentSpec
 from kvtide_operator.api.unsupported import unsupported
 from kvtide_operator.plan.planner import make_plan
-from kvtide_sizing.catalog import builtin
+from kvtide_sizing.models.catalog import builtin
 from tests.chart.conftest import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

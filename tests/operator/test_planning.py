@@ -12,7 +12,7 @@ from kvtide_operator.plan.intent import model_hash
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.planning import plan_workers
 from kvtide_operator.reconcile.reconcile import reconcile
-from kvtide_sizing.catalog import builtin
+from kvtide_sizing.models.catalog import builtin
 
 Json = dict[str, Any]
 CLAIM = {"uri": "pvc://models/smol"}

@@ -1,9 +1,9 @@
 import pytest
 
-from kvtide_sizing import catalog
 from kvtide_sizing.errors import ModelNotFound
 from kvtide_sizing.formats import Precision, bytes_per_token
-from kvtide_sizing.model_uri import ModelUri
+from kvtide_sizing.models import catalog
+from kvtide_sizing.models.model_uri import ModelUri
 
 # parameters: what the hub shows of each model's safetensors files
 # kv_bytes: 2 (key, value) · layers · KV heads · head size · 2 bytes

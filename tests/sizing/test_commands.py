@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvtide_sizing import catalog
+from kvtide_sizing.models import catalog
 from kvtide_sizing.shape import ModelShape
 
 SEED = ["plan", "--model", "llama-2-7b", "--device", "a100-80gb", "--context", "4096"]
@@ -16,7 +16,7 @@ SEED = ["plan", "--model", "llama-2-7b", "--device", "a100-80gb", "--context", "
 
 def kvtide(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command with only its own environment: no token, no cache of the user's."""
-    program = "from kvtide_sizing.main import main; main(prog_name='kvtide')"
+    program = "from kvtide_sizing.cli.main import main; main(prog_name='kvtide')"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
@@ -142,7 +142,7 @@ def test_a_known_repository_needs_no_network() -> None:
 
 def test_help_lists_every_part_and_loads_none() -> None:
     program = (
-        "import sys; from kvtide_sizing.main import main; main(['--help'], standalone_mode=False);"
+        "import sys; from kvtide_sizing.cli.main import main; main(['--help'], standalone_mode=False);"
         "print(sorted(m for m in sys.modules if m.split('.')[0] in "
         "('torch', 'kopf', 'fastapi', 'rich', 'kvtide_worker', 'kvtide_operator')), file=sys.stderr)"
     )
@@ -157,7 +157,7 @@ def test_a_part_that_is_not_installed_says_how_to_install_it(command: str, extra
     # None in sys.modules makes an import fail as a package does that is not there.
     program = (
         "import sys; sys.modules['kvtide_worker.command'] = sys.modules['kvtide_operator.command'] = None;"
-        f"from kvtide_sizing.main import main; main(['{command}'])"
+        f"from kvtide_sizing.cli.main import main; main(['{command}'])"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 1
@@ -167,7 +167,7 @@ def test_a_part_that_is_not_installed_says_how_to_install_it(command: str, extra
 
 def test_importing_the_planner_takes_less_than_150_milliseconds() -> None:
     program = (
-        "import time; start = time.process_time(); import kvtide_sizing.plan, kvtide_sizing.catalog;"
+        "import time; start = time.process_time(); import kvtide_sizing.plan, kvtide_sizing.models.catalog;"
         "print(time.process_time() - start)"
     )
     runs = [

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from kvtide_sizing import catalog
-from kvtide_sizing.config_json import json_object, shape_of_config, shape_of_folder
 from kvtide_sizing.errors import InvalidModel, UnsupportedModel
+from kvtide_sizing.models import catalog
+from kvtide_sizing.models.config_json import json_object, shape_of_config, shape_of_folder
 
 # The hub's config.json of HuggingFaceTB/SmolLM2-135M-Instruct, without what says nothing about sizes.
 SMOLLM2: dict[str, Any] = {

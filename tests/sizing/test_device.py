@@ -1,6 +1,6 @@
 import pytest
 
-from kvtide_sizing.device import Device, DeviceKind, device_named
+from kvtide_sizing.devices.device import Device, DeviceKind, device_named
 from kvtide_sizing.errors import InvalidQuantity, UnknownDevice
 
 

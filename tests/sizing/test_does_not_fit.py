@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from kvtide_sizing import catalog
-from kvtide_sizing.device import Device, device_named
+from kvtide_sizing.devices.device import Device, device_named
 from kvtide_sizing.errors import DoesNotFit
+from kvtide_sizing.models import catalog
 from kvtide_sizing.plan import Policy, Workload, plan
 from kvtide_sizing.quantity import parse_quantity
 

@@ -5,9 +5,9 @@ import gguf
 import numpy as np
 import pytest
 
-from kvtide_sizing import catalog
 from kvtide_sizing.errors import InvalidModel, UnsupportedModel
-from kvtide_sizing.gguf_header import TENSOR_TYPES, read_header, shape_of_gguf
+from kvtide_sizing.models import catalog
+from kvtide_sizing.models.gguf_header import TENSOR_TYPES, read_header, shape_of_gguf
 
 HIDDEN, INTERMEDIATE, VOCABULARY = 32, 64, 40
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from kvtide_sizing.errors import InvalidModel, ModelNotFound
-from kvtide_sizing.inspect import inspect_model, resolve_model
+from kvtide_sizing.models.inspect import inspect_model, resolve_model
 from tests.sizing.test_config_json import SMOLLM2
 
 

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from kvtide_sizing import catalog
-from kvtide_sizing.device import DeviceKind
-from kvtide_sizing.memory import (
+from kvtide_sizing.devices.device import DeviceKind
+from kvtide_sizing.memory.budget import (
     CPU_ENGINE_OVERHEAD,
     CPU_SERVER_OVERHEAD,
     overhead_bytes,
     step_bytes,
 )
+from kvtide_sizing.models import catalog
 
 KIB = 1024
 

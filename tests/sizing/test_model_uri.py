@@ -1,7 +1,7 @@
 import pytest
 
 from kvtide_sizing.errors import InvalidModelUri
-from kvtide_sizing.model_uri import ModelUri, Scheme
+from kvtide_sizing.models.model_uri import ModelUri, Scheme
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from kvtide_sizing import catalog
-from kvtide_sizing.device import Device, DeviceKind, device_named
+from kvtide_sizing.devices.device import Device, DeviceKind, device_named
 from kvtide_sizing.errors import DoesNotFit, InvalidPlan, InvalidWorkload, UnsupportedPolicy, UnsupportedPrecision
-from kvtide_sizing.memory import MAX_BATCH, STEP_TOKEN_BUDGET
+from kvtide_sizing.memory.budget import MAX_BATCH, STEP_TOKEN_BUDGET
+from kvtide_sizing.models import catalog
 from kvtide_sizing.plan import Plan, Policy, Profile, Workload, plan
 
 CHAT = Workload()

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvtide_sizing.device import Device, DeviceKind
+from kvtide_sizing.devices.device import Device, DeviceKind
 from kvtide_sizing.errors import DoesNotFit, InvalidModel
-from kvtide_sizing.llama import llama_shape
+from kvtide_sizing.models.llama import llama_shape
 from kvtide_sizing.plan import Plan, Policy, Workload, plan
+from kvtide_sizing.plan.workload import BLOCK_SIZES
 from kvtide_sizing.shape import ModelShape
-from kvtide_sizing.workload import BLOCK_SIZES
 
 MIB = 1024**2
 

@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from kvtide_sizing.errors import InvalidModel
-from kvtide_sizing.safetensors_header import StoredWeights, read_folder
+from kvtide_sizing.models.safetensors_header import StoredWeights, read_folder
 
 
 def shard(folder: Path, name: str, dtype: type, *shapes: tuple[int, ...]) -> None:

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from kvtide_sizing import catalog
 from kvtide_sizing.errors import InvalidModel
+from kvtide_sizing.models import catalog
 from kvtide_sizing.shape import LayerShape, ModelShape
 
 TERMINATION_MESSAGE_BYTES = 4096  # Kubernetes' limit: pod.spec.containers.terminationMessagePath

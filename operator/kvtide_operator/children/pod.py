@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvtide_operator.api.resource import LLMDeployment
-from kvtide_sizing.model_uri import PVC_ROOT, ModelUri
+from kvtide_sizing.models.model_uri import PVC_ROOT, ModelUri
 
 USER_ID = 10001
 CACHE_PATH = "/var/cache/kvtide"

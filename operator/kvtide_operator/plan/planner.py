@@ -1,7 +1,7 @@
 """From a spec and a model's shape to the plan, through `kvtide_sizing`."""
 
 from kvtide_operator.api.spec import LLMDeploymentSpec
-from kvtide_sizing.device import Device, DeviceKind
+from kvtide_sizing.devices.device import Device, DeviceKind
 from kvtide_sizing.plan import Plan, Policy, Profile, Workload, plan
 from kvtide_sizing.quantity import parse_quantity
 from kvtide_sizing.shape import ModelShape

@@ -15,9 +15,9 @@ from kvtide_operator.plan.planner import make_plan
 from kvtide_operator.plan.record import Planned, Record
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.pods import Ending
-from kvtide_sizing.catalog import builtin_for
 from kvtide_sizing.errors import InvalidModel, SizingError
-from kvtide_sizing.model_uri import ModelUri
+from kvtide_sizing.models.catalog import builtin_for
+from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_sizing.shape import ModelShape
 
 # A model may be put into place later, so a failed look is repeated.

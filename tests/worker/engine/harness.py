@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvtide_sizing.plan_record import AttentionPlan, KvPlan, MemoryPlan, Plan
+from kvtide_sizing.plan.record import AttentionPlan, KvPlan, MemoryPlan, Plan
 from kvtide_worker.engine.config import DType, EngineConfig
 from kvtide_worker.engine.engine import Engine
 from kvtide_worker.engine.load import load_engine

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvtide_sizing.errors import ModelDownloadFailed, ModelNotFound
-from kvtide_sizing.model_uri import ModelUri
+from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_worker.models.source import CACHE_VARIABLE, fetch
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from kvtide_sizing.gguf_header import SERVED_TOKENIZERS
+from kvtide_sizing.models.gguf_header import SERVED_TOKENIZERS
 from kvtide_worker.text.chat_template import ChatTemplate, ChatTemplateError
 from kvtide_worker.text.detokenizer import Detokenizer
 from kvtide_worker.text.gguf_vocabulary import PRE_TOKENIZERS

@@ -9,9 +9,9 @@ import torch
 from kvtide_kernels.pool import KVPool
 from kvtide_kernels.torch_attention import TorchAttention
 from kvtide_sizing.errors import InvalidPlan, UnsupportedPrecision
-from kvtide_sizing.memory import STEP_TOKEN_BUDGET
-from kvtide_sizing.model_uri import ModelUri
-from kvtide_sizing.plan_record import Plan
+from kvtide_sizing.memory.budget import STEP_TOKEN_BUDGET
+from kvtide_sizing.models.model_uri import ModelUri
+from kvtide_sizing.plan.record import Plan
 from kvtide_worker.engine.cgroup import Cgroup
 from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.engine import Engine

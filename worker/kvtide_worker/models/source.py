@@ -9,7 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
 from kvtide_sizing.errors import ModelDownloadFailed, ModelNotFound
-from kvtide_sizing.model_uri import ModelUri
+from kvtide_sizing.models.model_uri import ModelUri
 
 CACHE_VARIABLE = "KVTIDE_MODEL_CACHE"
 

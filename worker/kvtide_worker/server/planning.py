@@ -7,10 +7,10 @@ import json
 import os
 from pathlib import Path
 
-from kvtide_sizing.device import Device, DeviceKind
+from kvtide_sizing.devices.device import Device, DeviceKind
 from kvtide_sizing.errors import InvalidPlan, InvalidWorkload, ModelNotFound, UnknownDevice
-from kvtide_sizing.inspect import inspect_model
-from kvtide_sizing.model_uri import ModelUri
+from kvtide_sizing.models.inspect import inspect_model
+from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_sizing.plan import Plan, Policy, Workload, plan
 from kvtide_worker.engine.cgroup import Cgroup
 from kvtide_worker.server.settings import ServeSettings

@@ -9,7 +9,7 @@ import signal
 import time
 
 from kvtide_sizing.errors import DoesNotFit, SizingError
-from kvtide_sizing.model_uri import ModelUri, Scheme
+from kvtide_sizing.models.model_uri import ModelUri, Scheme
 from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.models.source import fetch
 from kvtide_worker.server import planning

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from kvtide_sizing.device import BUILTIN_GPUS_MIB, DeviceKind
+from kvtide_sizing.devices.device import BUILTIN_GPUS_MIB, DeviceKind
 from kvtide_sizing.quantity import GIB, MIB
 
 _MOST = 3

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtide_sizing.device import Device, DeviceKind
-from kvtide_sizing.plan_record import Plan
+from kvtide_sizing.devices.device import Device, DeviceKind
+from kvtide_sizing.plan.record import Plan
+from kvtide_sizing.plan.workload import Policy, Workload
 from kvtide_sizing.quantity import format_bytes
 from kvtide_sizing.shape import ModelShape
-from kvtide_sizing.workload import Policy, Workload
 
 
 def reasons(plan: Plan, shape: ModelShape, workload: Workload, policy: Policy) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvtide_sizing.errors import ModelNotFound
-from kvtide_sizing.llama import llama_shape
-from kvtide_sizing.model_uri import ModelUri
+from kvtide_sizing.models.llama import llama_shape
+from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_sizing.shape import ModelShape
 
 #   name: layers, hidden, intermediate, query heads, KV heads, vocabulary, context, tied embeddings

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtide_sizing.errors import InvalidModel, UnsupportedModel
-from kvtide_sizing.llama import llama_shape
-from kvtide_sizing.safetensors_header import read_folder
+from kvtide_sizing.models.llama import llama_shape
+from kvtide_sizing.models.safetensors_header import read_folder
 from kvtide_sizing.shape import ModelShape
 
 CONFIG_FILE = "config.json"

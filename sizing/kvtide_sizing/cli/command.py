@@ -10,16 +10,16 @@ from typing import Any, NoReturn
 
 import click
 
-from kvtide_sizing import catalog
-from kvtide_sizing.compare import Rung, ladder
-from kvtide_sizing.device import device_named
+from kvtide_sizing.devices.device import device_named
 from kvtide_sizing.errors import DoesNotFit, SizingError
 from kvtide_sizing.formats import Precision
-from kvtide_sizing.inspect import inspect_model, resolve_model
-from kvtide_sizing.model_uri import ModelUri, Scheme
+from kvtide_sizing.models import catalog
+from kvtide_sizing.models.inspect import inspect_model, resolve_model
+from kvtide_sizing.models.model_uri import ModelUri, Scheme
 from kvtide_sizing.plan import Plan, plan
+from kvtide_sizing.plan.ladder import Rung, ladder
+from kvtide_sizing.plan.workload import Policy, Profile, Workload
 from kvtide_sizing.shape import ModelShape
-from kvtide_sizing.workload import Policy, Profile, Workload
 
 DOES_NOT_FIT_STATUS = 2
 NOT_INSPECTED_STATUS = 3
@@ -75,7 +75,7 @@ def _print(result: Plan, rungs: Sequence[Rung], output: str) -> None:
     if output == "table":
         from rich.console import Console
 
-        from kvtide_sizing.render import show
+        from kvtide_sizing.cli.render import show
 
         show(Console(), result, rungs)
         return
@@ -117,7 +117,7 @@ def _shape(text: str) -> ModelShape:
     known = catalog.builtin_for(uri)
     if known is not None:
         return known
-    from kvtide_sizing.hub import shape_from_hub
+    from kvtide_sizing.models.hub import shape_from_hub
 
     try:
         return shape_from_hub(uri)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtide_sizing.device import Device, DeviceKind
+from kvtide_sizing.devices.device import Device, DeviceKind
 from kvtide_sizing.formats import Precision, bytes_per_token, layer_bytes_per_token
 from kvtide_sizing.quantity import KIB, MIB
 from kvtide_sizing.shape import WEIGHT_BYTES_PER_PARAMETER, ModelShape

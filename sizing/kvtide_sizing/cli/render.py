@@ -8,8 +8,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from kvtide_sizing.compare import Rung
-from kvtide_sizing.plan_record import MemoryPlan, Plan
+from kvtide_sizing.plan.ladder import Rung
+from kvtide_sizing.plan.record import MemoryPlan, Plan
 from kvtide_sizing.quantity import format_bytes
 
 _BAR_WIDTH = 60

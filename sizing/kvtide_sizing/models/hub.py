@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvtide_sizing.config_json import CONFIG_FILE, json_object, shape_of_config
 from kvtide_sizing.errors import ModelDownloadFailed, ModelNotFound, SizingError
-from kvtide_sizing.model_uri import ModelUri
+from kvtide_sizing.models.config_json import CONFIG_FILE, json_object, shape_of_config
+from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_sizing.shape import ModelShape
 
 

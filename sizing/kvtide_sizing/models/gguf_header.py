@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtide_sizing.errors import InvalidModel, UnsupportedModel
-from kvtide_sizing.llama import ARCHITECTURE, llama_shape
+from kvtide_sizing.models.llama import ARCHITECTURE, llama_shape
 from kvtide_sizing.shape import ModelShape
 
 _VERSIONS = (2, 3)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvtide_sizing.plan_record import Plan
-from kvtide_sizing.workload import Workload
+from kvtide_sizing.plan.record import Plan
+from kvtide_sizing.plan.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kvtide_sizing.device import Device
+from kvtide_sizing.devices.device import Device
 from kvtide_sizing.errors import DoesNotFit, InvalidWorkload, UnsupportedPolicy, UnsupportedPrecision
 from kvtide_sizing.formats import Precision, bytes_per_token, head_format, served
-from kvtide_sizing.memory import MAX_BATCH, STEP_TOKEN_BUDGET, Budget, budget, reserve_bytes, step_bytes
-from kvtide_sizing.plan_record import Alternative, AttentionPlan, KvPlan, MemoryPlan, Plan
+from kvtide_sizing.memory.budget import MAX_BATCH, STEP_TOKEN_BUDGET, Budget, budget, reserve_bytes, step_bytes
+from kvtide_sizing.plan.reasons import reasons, warnings
+from kvtide_sizing.plan.record import Alternative, AttentionPlan, KvPlan, MemoryPlan, Plan
+from kvtide_sizing.plan.remedies import Wish, smallest_changes
+from kvtide_sizing.plan.workload import BLOCK_SIZES, Policy, Profile, Workload
 from kvtide_sizing.quantity import format_bytes
-from kvtide_sizing.reasons import reasons, warnings
-from kvtide_sizing.remedies import Wish, smallest_changes
 from kvtide_sizing.shape import ModelShape
-from kvtide_sizing.workload import BLOCK_SIZES, Policy, Profile, Workload
 
 __all__ = ["Plan", "Policy", "Profile", "Workload", "plan"]
 

@@ -1,0 +1,1 @@
+"""What a replica can run on: the built-in devices, MIG slices, and what a Kubernetes node says that it has."""
