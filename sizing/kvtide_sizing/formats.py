@@ -6,64 +6,97 @@ import enum
 from dataclasses import dataclass
 
 from kvtide_sizing.errors import UnsupportedPrecision
-from kvtide_sizing.shape import ModelShape
+from kvtide_sizing.shape import LayerShape, ModelShape
 
 
 class Precision(enum.StrEnum):
-    """KV precisions, spelled as in the resource. MIXED chooses one per layer, for keys and values apart."""
+    """KV precisions, spelled as in the resource. FP8 is for devices that compute with it."""
 
     BF16 = "BF16"
+    FP8 = "FP8"
     INT8 = "INT8"
+    MIXED = "Mixed"
     K8V4 = "K8V4"
     INT4 = "INT4"
-    MIXED = "Mixed"
 
 
 @dataclass(frozen=True)
-class HeadFormat:
-    """How one KV head of one token is stored: head_dim elements of key_bits, and as many of value_bits."""
+class VectorFormat:
+    """How one head's key or value of one token is stored: packed elements, and what they are scaled by.
 
-    key_bits: int
-    value_bits: int
-    head_dim: int
+    bits:         of one element
+    scale_bytes:  per vector: a float16 scale
+    zero_bytes:   per vector: a float16 zero point
+    """
 
-    @property
-    def key_bytes(self) -> int:
-        """Bytes of one head's key."""
-        return self.key_bits * self.head_dim // 8
+    name: str
+    bits: int
+    scale_bytes: int = 0
+    zero_bytes: int = 0
 
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of one head's value."""
-        return self.value_bits * self.head_dim // 8
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of one head of one token, key and value."""
-        return self.key_bytes + self.value_bytes
+    def vector_bytes(self, dim: int) -> int:
+        """Bytes of a vector of dim elements, scale and zero point included; nothing for no elements."""
+        if dim == 0:
+            return 0
+        return -(-dim * self.bits // 8) + self.scale_bytes + self.zero_bytes
 
 
-# (key bits, value bits) of what is served.
-_BITS: dict[Precision, tuple[int, int]] = {Precision.BF16: (16, 16)}
+BF16 = VectorFormat("BF16", bits=16)
+FP8 = VectorFormat("FP8", bits=8)  # e4m3; one scale for a whole layer, which is not counted
+INT8 = VectorFormat("INT8", bits=8, scale_bytes=2)  # symmetric
+INT4 = VectorFormat("INT4", bits=4, scale_bytes=2, zero_bytes=2)  # asymmetric
 
 
-def served() -> tuple[Precision, ...]:
-    """The precisions that have a row in the table."""
-    return tuple(_BITS)
+@dataclass(frozen=True)
+class LayerFormat:
+    """The formats of one layer's keys and values."""
+
+    key: VectorFormat
+    value: VectorFormat
+
+    def bytes_per_token(self, layer: LayerShape) -> int:
+        """What a layer of this shape keeps of one token: kv_heads · (key bytes + value bytes of one head)."""
+        return layer.kv_heads * (self.key.vector_bytes(layer.head_dim) + self.value.vector_bytes(layer.value_dim))
 
 
-def head_format(precision: Precision, head_dim: int) -> HeadFormat:
-    """The row of a precision. Raises UnsupportedPrecision for one that has none."""
-    if precision not in _BITS:
+_UNIFORM = {
+    Precision.BF16: LayerFormat(BF16, BF16),
+    Precision.FP8: LayerFormat(FP8, FP8),
+    Precision.INT8: LayerFormat(INT8, INT8),
+    Precision.K8V4: LayerFormat(INT8, INT4),
+    Precision.INT4: LayerFormat(INT4, INT4),
+}
+
+# Mixed keeps so many layers at either end in BF16, where errors hurt most, and stores the rest as K8V4.
+# references: TurboQuant in vLLM leaves the same ones.
+MIXED_EDGE_LAYERS = 2
+
+
+def precision_named(text: str) -> Precision:
+    """The precision of that name. Raises UnsupportedPrecision for none."""
+    try:
+        return Precision(text)
+    except ValueError:
         raise UnsupportedPrecision(
-            f"KV precision {precision} is not served yet; write {' or '.join(served())}, or Auto"
-        )
-    return HeadFormat(*_BITS[precision], head_dim=head_dim)
+            f"'{text}' is no KV precision; write {', '.join(precision.value for precision in Precision)}, or Auto"
+        ) from None
+
+
+def layer_formats(shape: ModelShape, precision: Precision) -> tuple[LayerFormat, ...]:
+    """The format of each layer."""
+    if precision is not Precision.MIXED:
+        return (_UNIFORM[precision],) * shape.num_layers
+    last = shape.num_layers - MIXED_EDGE_LAYERS
+    return tuple(
+        _UNIFORM[Precision.K8V4 if MIXED_EDGE_LAYERS <= index < last else Precision.BF16]
+        for index in range(shape.num_layers)
+    )
 
 
 def layer_bytes_per_token(shape: ModelShape, precision: Precision) -> tuple[int, ...]:
-    """What each layer keeps per token, in bytes: kv_heads · (key bytes + value bytes of one head)."""
-    return tuple(layer.kv_heads * head_format(precision, layer.head_dim).bytes_per_token for layer in shape.layers)
+    """What each layer keeps of one token, in bytes."""
+    formats = layer_formats(shape, precision)
+    return tuple(stored.bytes_per_token(layer) for stored, layer in zip(formats, shape.layers, strict=True))
 
 
 def bytes_per_token(shape: ModelShape, precision: Precision) -> int:

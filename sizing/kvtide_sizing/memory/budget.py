@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from kvtide_sizing.devices.device import Device, DeviceKind
 from kvtide_sizing.formats import Precision, bytes_per_token, layer_bytes_per_token
+from kvtide_sizing.memory.weights import BF16_BYTES, weights_bytes
 from kvtide_sizing.quantity import KIB, MIB
-from kvtide_sizing.shape import WEIGHT_BYTES_PER_PARAMETER, ModelShape
+from kvtide_sizing.shape import ModelShape
 
 # Tokens that one step of the engine computes at most, prefill and decode together.
 STEP_TOKEN_BUDGET = 512
@@ -103,7 +104,7 @@ def load_bytes(shape: ModelShape, kind: DeviceKind) -> int:
         return 0  # weights are dequantised in the host's memory
     embedding = shape.embedding_elements
     last = shape.largest_projection_elements if shape.tied_embeddings else embedding
-    behind_embedding = shape.weights_bytes - embedding * WEIGHT_BYTES_PER_PARAMETER
+    behind_embedding = weights_bytes(shape) - embedding * BF16_BYTES
     dequantising = max(
         last * DEQUANTISING_BYTES_PER_ELEMENT,
         embedding * DEQUANTISING_BYTES_PER_ELEMENT - behind_embedding,
@@ -132,7 +133,7 @@ def step_bytes(shape: ModelShape, context_tokens: int, batch: int) -> int:
     # bf16 logits, float32 logits, and two more of them while sampling
     logits = batch * shape.vocab_size * (2 + 3 * 4)
     # a matrix product's own copy of its weight, which oneDNN makes on processors without bfloat16
-    packed = max(shape.embedding_elements, shape.largest_projection_elements) * WEIGHT_BYTES_PER_PARAMETER
+    packed = max(shape.embedding_elements, shape.largest_projection_elements) * BF16_BYTES
     return tokens + context + logits + packed
 
 
@@ -149,7 +150,7 @@ def budget(
     # and an eighth of that for indices and masks.
     widest_layer = max(layer_bytes_per_token(shape, precision))
     return Budget(
-        weights_bytes=shape.weights_bytes,
+        weights_bytes=weights_bytes(shape),
         step_bytes=step_bytes(shape, context_tokens, batch),
         overhead_bytes=overhead_bytes(shape, device.kind),
         load_bytes=load_bytes(shape, device.kind),

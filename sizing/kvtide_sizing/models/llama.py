@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtide_sizing.errors import InvalidModel
-from kvtide_sizing.shape import LayerShape, ModelShape
+from kvtide_sizing.shape import LayerShape, ModelShape, Split, WeightGroup
 
 ARCHITECTURE = "llama"
 
@@ -50,23 +50,33 @@ def llama_shape(
                 f"is not a multiple of its {query_heads} query heads"
             )
         head_dim = hidden_size // query_heads
-    # q, k, v, o; gate, up, down; two norms
-    layer = (
-        hidden_size * (2 * query_heads + 2 * kv_heads) * head_dim
-        + 3 * hidden_size * intermediate_size
-        + 2 * hidden_size
-    )
-    embeddings = vocab_size * hidden_size * (1 if tied_embeddings else 2)
+    query, kv = query_heads * head_dim, kv_heads * head_dim
+    weights = [
+        WeightGroup("embedding", vocab_size * hidden_size, Split.SHARDED),
+        WeightGroup(
+            "query and output", num_layers * 2 * query * hidden_size, Split.SHARDED, num_layers * (query + hidden_size)
+        ),
+        WeightGroup("key and value", num_layers * 2 * kv * hidden_size, Split.KV_HEADS, num_layers * 2 * kv),
+        WeightGroup(
+            "mlp",
+            num_layers * 3 * hidden_size * intermediate_size,
+            Split.SHARDED,
+            num_layers * (2 * intermediate_size + hidden_size),
+        ),
+        WeightGroup("norms", (2 * num_layers + 1) * hidden_size, Split.COPIED),
+    ]
+    if not tied_embeddings:
+        weights.append(WeightGroup("head", vocab_size * hidden_size, Split.SHARDED))
     return ModelShape(
         name=name,
         architecture=ARCHITECTURE,
-        layers=(LayerShape(kv_heads, head_dim),) * num_layers,
+        layers=(LayerShape(kv_heads, head_dim, head_dim),) * num_layers,
         query_heads=query_heads,
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
         vocab_size=vocab_size,
         max_context_tokens=max_context_tokens,
-        parameters=num_layers * layer + embeddings + hidden_size,  # and the last norm
         tied_embeddings=tied_embeddings,
+        weights=tuple(weights),
         weights_dtype=weights_dtype,
     )

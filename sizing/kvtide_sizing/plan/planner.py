@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvtide_sizing.devices.device import Device
-from kvtide_sizing.errors import DoesNotFit, InvalidWorkload, UnsupportedPolicy, UnsupportedPrecision
-from kvtide_sizing.formats import Precision, bytes_per_token, head_format, served
+from kvtide_sizing.errors import DoesNotFit, InvalidWorkload, UnsupportedPolicy
+from kvtide_sizing.formats import Precision, bytes_per_token, precision_named
 from kvtide_sizing.memory.budget import MAX_BATCH, STEP_TOKEN_BUDGET, Budget, budget, reserve_bytes, step_bytes
 from kvtide_sizing.plan.reasons import reasons, warnings
 from kvtide_sizing.plan.record import Alternative, AttentionPlan, KvPlan, MemoryPlan, Plan
@@ -84,7 +84,7 @@ def plan(shape: ModelShape, device: Device, workload: Workload, policy: Policy) 
     served.
     """
     _check_served(shape, device, policy)
-    precision = Precision.BF16 if policy.precision == "Auto" else _precision(policy.precision)
+    precision = Precision.BF16 if policy.precision == "Auto" else precision_named(policy.precision)
     case = _Case(
         shape=shape,
         device=device,
@@ -123,15 +123,6 @@ def _check_served(shape: ModelShape, device: Device, policy: Policy) -> None:
         )
     if device.count != 1:
         raise UnsupportedPolicy(f"device.count {device.count} is not served yet; write 1")
-
-
-def _precision(text: str) -> Precision:
-    try:
-        precision = Precision(text)
-    except ValueError:
-        raise UnsupportedPrecision(f"'{text}' is no KV precision; write {' or '.join(served())}, or Auto") from None
-    head_format(precision, head_dim=1)  # refuses one without a row
-    return precision
 
 
 def _block_size(policy: Policy, workload: Workload) -> int:

@@ -1,0 +1,107 @@
+"""How blocks and block tables cover a model's layers, and how many blocks a sequence takes.
+
+A block is block_size tokens of some layers. Where all layers attend to everything, those are all layers, and a
+sequence has one block table. Where some have a window, layers of one window share a table, so that a table gives back
+its blocks behind the window; all tables' blocks are of one size and come from one pool:
+
+    layers   w w f w w f          tables   full: (2, 5)   window: (0, 1), (3, 4)      layers_per_table 2
+    tokens   0 ... 63 | 64 ... 127 | 128 ... 191     full: 3 blocks     window 100: 2 blocks each, at 191
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtide_sizing.formats import Precision, layer_bytes_per_token
+from kvtide_sizing.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """The layers that one of a sequence's block tables serves; window as in `LayerShape`."""
+
+    layers: tuple[int, ...]
+    window: int | None
+
+    def first_needed(self, num_tokens: int) -> int:
+        """The oldest token that the next one, at position num_tokens, still attends to."""
+        return 0 if self.window is None else max(0, num_tokens + 1 - self.window)
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """The pool's unit and who uses it.
+
+    block_size:  tokens of a block
+    block_bytes: of one block in one table; the widest, where tables differ
+    step_tokens: tokens that a step adds at most: a window's tables hold these too until the step has ended
+    """
+
+    block_size: int
+    block_bytes: int
+    tables: tuple[TableLayout, ...]
+    step_tokens: int
+
+    @property
+    def windowed_tables(self) -> int:
+        """Tables that give blocks back."""
+        return sum(table.window is not None for table in self.tables)
+
+    @property
+    def step_blocks(self) -> int:
+        """Blocks that a step may need beyond `sequence_blocks`, over all sequences: new tokens of windowed layers."""
+        return self.windowed_tables * -(-(self.step_tokens - 1) // self.block_size)
+
+    def sequence_blocks(self, num_tokens: int) -> int:
+        """Blocks that a sequence of so many tokens holds at most, over all its tables.
+
+        A window of w tokens lies in at most ceil((w - 1) / block_size) + 1 blocks, wherever it begins.
+        """
+        whole = -(-num_tokens // self.block_size)
+        blocks = 0
+        for table in self.tables:
+            if table.window is None:
+                blocks += whole
+            else:
+                blocks += min(whole, -(-(table.window - 1) // self.block_size) + 1)
+        return blocks
+
+    def sequences(self, num_blocks: int, num_tokens: int) -> int:
+        """How many sequences of so many tokens so many blocks hold."""
+        return max(0, num_blocks - self.step_blocks) // self.sequence_blocks(num_tokens)
+
+    def required_blocks(self, sequences: int, num_tokens: int) -> int:
+        """The fewest blocks that hold so many: the inverse of `sequences`."""
+        return sequences * self.sequence_blocks(num_tokens) + self.step_blocks
+
+
+def kv_layout(shape: ModelShape, precision: Precision, block_size: int, step_tokens: int) -> KvLayout:
+    """The layout that wastes least, and of those the one with the fewest tables."""
+    widths = layer_bytes_per_token(shape, precision)
+    by_window: dict[int | None, list[int]] = {}
+    for index, layer in enumerate(shape.layers):
+        # A window as long as the model's context is none.
+        window = None if layer.window is None or layer.window >= shape.max_context_tokens else layer.window
+        by_window.setdefault(window, []).append(index)
+    if len(by_window) == 1:
+        sizes = [shape.num_layers]
+    else:
+        most = math.gcd(*map(len, by_window.values()))
+        sizes = [size for size in range(most, 0, -1) if most % size == 0]
+    layouts = [_tables(by_window, size) for size in sizes]
+    tables = min(layouts, key=lambda tables: len(tables) * _widest(tables, widths))
+    return KvLayout(block_size, block_size * _widest(tables, widths), tables, step_tokens)
+
+
+def _tables(by_window: dict[int | None, list[int]], size: int) -> tuple[TableLayout, ...]:
+    return tuple(
+        TableLayout(tuple(layers[start : start + size]), window)
+        for window, layers in by_window.items()
+        for start in range(0, len(layers), size)
+    )
+
+
+def _widest(tables: Sequence[TableLayout], widths: Sequence[int]) -> int:
+    return max(sum(widths[layer] for layer in table.layers) for table in tables)
