@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from kvtide_sizing import served
 from kvtide_sizing.devices.device import Device
-from kvtide_sizing.errors import DoesNotFit, InvalidWorkload, UnsupportedPolicy
+from kvtide_sizing.errors import DoesNotFit, InvalidWorkload, UnsupportedModel, UnsupportedPolicy, UnsupportedPrecision
 from kvtide_sizing.formats import Precision, bytes_per_token, precision_named
 from kvtide_sizing.memory.budget import MAX_BATCH, STEP_TOKEN_BUDGET, Budget, budget, reserve_bytes, step_bytes
 from kvtide_sizing.plan.reasons import reasons, warnings
@@ -123,17 +124,18 @@ def _check_served(shape: ModelShape, device: Device, policy: Policy) -> None:
         )
     if device.count != 1:
         raise UnsupportedPolicy(f"device.count {device.count} is not served yet; write 1")
+    if policy.served_only and shape.unserved:
+        raise UnsupportedModel(shape.unserved)
+    if policy.served_only and policy.precision not in ("Auto", *served.PRECISIONS):
+        raise UnsupportedPrecision(f"KV precision {policy.precision} is not served yet; write BF16, or Auto")
 
 
 def _block_size(policy: Policy, workload: Workload) -> int:
     """The asked block size, or the largest whose half, empty at a sequence's end, is a small part of it."""
-    asked = policy.block_size_tokens
-    if asked is None:
-        wasteless = (size for size in BLOCK_SIZES if size // 2 * _TAIL_PARTS <= workload.mean_sequence_tokens)
-        return max(wasteless, default=BLOCK_SIZES[0])
-    if asked not in BLOCK_SIZES:
-        raise InvalidWorkload(f"blockSizeTokens {asked}: write one of {', '.join(map(str, BLOCK_SIZES))}")
-    return asked
+    if policy.block_size_tokens is not None:
+        return policy.block_size_tokens
+    wasteless = (size for size in BLOCK_SIZES if size // 2 * _TAIL_PARTS <= workload.mean_sequence_tokens)
+    return max(wasteless, default=BLOCK_SIZES[0])
 
 
 def _context(case: _Case, workload: Workload) -> int:

@@ -65,8 +65,34 @@ class Workload:
 
 @dataclass(frozen=True)
 class Policy:
-    """The choices. precision: "Auto" or a `Precision`; kv_heads: "Native" or a number; None: chosen."""
+    """The choices that are fixed, and how far the others may go.
+
+    precision:                 "Auto" or a `Precision`
+    block_size_tokens:         None: chosen
+    kv_heads:                  "Native", "Auto" (native or the variants) or a number (a variant, else pooled heads)
+    variants:                  KV heads of the model's trained variants
+    max_quality_loss_percent:  what Auto may cost in perplexity
+    weights:                   "Auto" (as the checkpoint is quantised, else BF16) or a `WeightFormat`
+    served_only:               refuse what this release's worker does not run, and choose nothing of it
+    """
 
     precision: str = "Auto"
     block_size_tokens: int | None = None
     kv_heads: str | int = "Native"
+    variants: tuple[int, ...] = ()
+    max_quality_loss_percent: float = 1.0
+    weights: str = "Auto"
+    served_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise InvalidWorkload for a block size that is none of BLOCK_SIZES and for KV heads that are no choice."""
+        if self.block_size_tokens is not None and self.block_size_tokens not in BLOCK_SIZES:
+            raise InvalidWorkload(
+                f"blockSizeTokens {self.block_size_tokens}: write one of {', '.join(map(str, BLOCK_SIZES))}"
+            )
+        if isinstance(self.kv_heads, str) and self.kv_heads not in ("Native", "Auto"):
+            raise InvalidWorkload(f"kvHeads '{self.kv_heads}': write Native, Auto or a number")
+        if isinstance(self.kv_heads, int) and self.kv_heads < 1:
+            raise InvalidWorkload(f"kvHeads {self.kv_heads}: write 1 or more, Native or Auto")
+        if self.max_quality_loss_percent < 0:
+            raise InvalidWorkload(f"maxQualityLossPercent {self.max_quality_loss_percent}: write 0 or more")
