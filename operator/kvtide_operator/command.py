@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from kvtide_operator.settings import OperatorSettings
+from kvtide_operator.settings import AdmissionSettings, OperatorSettings
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -55,6 +55,12 @@ def _identity() -> str:
     type=click.FloatRange(0.5, 60),
     help="How often workers are read, and everything is reconciled even without an event.",
 )
+@click.option(
+    "--admission-service",
+    help="The Service of the admission webhook, in the operator's namespace. Default: no webhook.",
+)
+@click.option("--admission-configuration", help="The ValidatingWebhookConfiguration that names the Service.")
+@click.option("--admission-port", default=9443, show_default=True, help="Port of the webhook's POST /review (TLS).")
 @click.option("--verbose", is_flag=True, help="Log every pass.")
 def operator_command(
     namespaces: tuple[str, ...],
@@ -64,9 +70,14 @@ def operator_command(
     lease_name: str,
     lease_namespace: str | None,
     resync_seconds: float,
+    admission_service: str | None,
+    admission_configuration: str | None,
+    admission_port: int,
     verbose: bool,
 ) -> None:
     """Runs the Kubernetes operator for LLMDeployments."""
+    if (admission_service is None) != (admission_configuration is None):
+        raise click.UsageError("--admission-service and --admission-configuration belong together")
     # aiohttp, kopf and the Kubernetes client take a second to import: only who runs the operator pays.
     from kvtide_operator.edge.run import run_operator
 
@@ -85,5 +96,8 @@ def operator_command(
         metrics_port=metrics_port,
         health_port=health_port,
         resync_seconds=resync_seconds,
+        admission=AdmissionSettings(admission_service, admission_configuration, admission_port)
+        if admission_service and admission_configuration
+        else None,
     )
     raise SystemExit(run_operator(settings))

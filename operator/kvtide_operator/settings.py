@@ -4,6 +4,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class AdmissionSettings:
+    """The webhook, by the names that the chart gives it.
+
+    service:        the Service, in the operator's namespace, that leads to `port`
+    configuration:  the ValidatingWebhookConfiguration that names the Service
+    """
+
+    service: str
+    configuration: str
+    port: int = 9443
+
+
+@dataclass(frozen=True)
 class OperatorSettings:
     """Times in seconds.
 
@@ -11,6 +24,7 @@ class OperatorSettings:
     worker_image:        of workers whose resource names none; no part of an intent, so a new one restarts nothing
     operator_namespace:  where the operator runs: the Lease is there, and NetworkPolicies let it in from there
     identity:            who holds the Lease, unique per process
+    admission:           the webhook, None where there is none
     """
 
     worker_image: str
@@ -21,3 +35,4 @@ class OperatorSettings:
     metrics_port: int = 8080
     health_port: int = 8081
     resync_seconds: float = 2.0
+    admission: AdmissionSettings | None = None

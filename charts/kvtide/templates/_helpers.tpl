@@ -18,6 +18,11 @@
 {{- printf "%s-%s" .Release.Namespace (include "kvtide.operatorName" .) -}}
 {{- end -}}
 
+{{- /* Not "…-operator-admission": a Service's name has at most 63 characters. */ -}}
+{{- define "kvtide.admissionService" -}}
+{{- printf "%s-admission" (include "kvtide.fullname" .) -}}
+{{- end -}}
+
 {{- define "kvtide.serviceAccountName" -}}
 {{- .Values.serviceAccount.name | default (include "kvtide.operatorName" .) -}}
 {{- end -}}

@@ -28,6 +28,7 @@ _PATHS = {
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    "ValidatingWebhookConfiguration": ("/apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations"),
 }
 
 
@@ -62,8 +63,8 @@ class Kube:
         """Closes the pool."""
         await self._api.close()
 
-    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
-        """One object, None where there is none."""
+    async def get(self, kind: str, namespace: str | None, name: str) -> Json | None:
+        """One object, None where there is none. A kind that belongs to no namespace has None for it."""
         try:
             return await self._call("GET", _path(kind, namespace, name))
         except ApiError as error:
@@ -99,7 +100,8 @@ class Kube:
     async def replace(self, manifest: Json) -> None:
         """Replaces an object at its resourceVersion; ApiError 409 where it has changed meanwhile."""
         metadata = manifest["metadata"]
-        await self._call("PUT", _path(manifest["kind"], metadata["namespace"], metadata["name"]), [], manifest)
+        path = _path(manifest["kind"], metadata.get("namespace"), metadata["name"])
+        await self._call("PUT", path, [], manifest)
 
     async def delete(self, kind: str, namespace: str, name: str) -> None:
         """Deletes an object; no error where there is none."""

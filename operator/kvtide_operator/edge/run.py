@@ -9,6 +9,7 @@ from typing import Any
 
 import kopf
 
+from kvtide_operator.admission.server import serve_admission
 from kvtide_operator.api import names
 from kvtide_operator.edge.controller import Controller
 from kvtide_operator.edge.handlers import Memo, kopf_settings, registry
@@ -48,6 +49,12 @@ async def _run(settings: OperatorSettings) -> int:
         await serve_health(health, settings.health_port),
         await serve_metrics(metrics.registry, settings.metrics_port),
     ]
+    if settings.admission is not None:
+        servers.append(
+            await serve_admission(
+                kube, settings.admission, settings.operator_namespace, lambda: lease.held, metrics.registry
+            )
+        )
     try:
         work = asyncio.create_task(_work(settings, kube, lease, queue, health, stop))
         stopped = asyncio.create_task(stop.wait())

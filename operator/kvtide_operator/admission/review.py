@@ -1,0 +1,53 @@
+"""From a request, and what is known beside it, to the answer. Pure, and by the same functions as a pass."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic
+
+from kvtide_operator.admission.forecast import forecast
+from kvtide_operator.admission.request import Answer, Request
+from kvtide_operator.api.conditions import Reason
+from kvtide_operator.children.worker_template import plan_name
+from kvtide_operator.reconcile.observed import Observed, Surroundings
+from kvtide_operator.reconcile.planning import plan_workers
+
+ADMITTED = Answer(allowed=True)
+UNKNOWN_MODEL = (
+    "the model's headers are read first: whether it fits then stands in the condition Planned,"
+    " and what it will hold in status.plan"
+)
+# A plan is made together with a pod template; this one is thrown away, so it needs no image.
+_NO_SURROUNDINGS = Surroundings(worker_image="", operator_namespace="", fresh_token="")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the cluster holds beside the request.
+
+    plan_config_map: the live ConfigMap NAME-plan, which has the model's shape if it was read before
+    """
+
+    plan_config_map: Mapping[str, Any] | None = None
+
+
+def review(request: Request, known: Known) -> Answer:
+    """Refuses what a pass would not plan, in its words; warns of what the plan gives.
+
+    What keeps the workers as they are is always admitted: a resource that no longer fits, because the planner or the
+    nodes have changed, must still be scaled and labelled.
+    """
+    if request.keeps_intent:
+        return ADMITTED
+    try:
+        resource = request.resource()
+    except pydantic.ValidationError as error:
+        return Answer(False, Reason.INVALID_SPEC, str(error))
+    children = {("ConfigMap", plan_name(resource)): known.plan_config_map} if known.plan_config_map else {}
+    planning = plan_workers(Observed(resource, children), _NO_SURROUNDINGS, now=0.0)
+    if planning.reason is Reason.INSPECTING_MODEL:
+        return Answer(True, warnings=(UNKNOWN_MODEL,))
+    if planning.planned is None:
+        return Answer(False, planning.reason, planning.message)
+    return Answer(True, warnings=forecast(planning.planned.plan))
