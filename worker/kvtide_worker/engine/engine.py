@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Protocol
 
 import torch
 
-from kvtide_kernels.attention import AttentionStep, PagedAttention, SequenceSpan
+from kvtide_kernels.attention import PagedAttention, SequenceSpan
 from kvtide_kernels.pool import KVPool
 from kvtide_worker.engine.admission import Capacity
 from kvtide_worker.engine.block_manager import BlockManager
@@ -17,32 +16,12 @@ from kvtide_worker.engine.messages import AddRequest, EngineState, FinishReason,
 from kvtide_worker.engine.request import Request
 from kvtide_worker.engine.sampling import Sampler
 from kvtide_worker.engine.scheduler import Chunk, Scheduler
-from kvtide_worker.models.config import LlamaConfig
+from kvtide_worker.models.model import Model
 
 # Reading the kernel's counters takes longer than they take to change.
 _MEMORY_SAMPLE_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
-
-
-class Model(Protocol):
-    """A forward pass over a flat batch, as `LlamaModel` has it."""
-
-    @property
-    def config(self) -> LlamaConfig:
-        """The model's dimensions."""
-        ...
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of all weights."""
-        ...
-
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep, logit_rows: torch.Tensor
-    ) -> torch.Tensor:
-        """Logits [len(logit_rows), vocab_size] in float32."""
-        ...
 
 
 class Engine:

@@ -18,8 +18,8 @@ from kvtide_worker.engine.engine import Engine
 from kvtide_worker.engine.memory import MemoryMeter
 from kvtide_worker.engine.messages import AddRequest, SamplingParams
 from kvtide_worker.models.checkpoint import open_checkpoint
-from kvtide_worker.models.config import LlamaConfig
-from kvtide_worker.models.llama import LlamaModel
+from kvtide_worker.models.config import ModelConfig
+from kvtide_worker.models.model import load_model
 from kvtide_worker.models.source import fetch
 
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -37,7 +37,7 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     checkpoint = open_checkpoint(fetch(ModelUri.parse(config.model_uri)))
     _check(plan, checkpoint.config)
     progress("loading weights")
-    model = LlamaModel(checkpoint, dtype=dtype, device=device, max_positions=plan.max_context_tokens)
+    model = load_model(checkpoint, dtype=dtype, device=device, max_positions=plan.max_context_tokens)
     progress("allocating the KV pool")
     pool = KVPool.allocate(
         num_layers=model.config.num_layers,
@@ -62,7 +62,7 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     return engine
 
 
-def _check(plan: Plan, model: LlamaConfig) -> None:
+def _check(plan: Plan, model: ModelConfig) -> None:
     """Refuse a plan that was made for something else than this model and this engine."""
     if plan.kv.precision != "BF16":
         raise UnsupportedPrecision(f"the plan stores KV as {plan.kv.precision}; this worker stores BF16")

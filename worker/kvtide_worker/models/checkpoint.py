@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from kvtide_sizing.errors import ModelNotFound, UnsupportedModel
-from kvtide_worker.models.config import LlamaConfig
+from kvtide_worker.models.config import ModelConfig
 from kvtide_worker.models.gguf import GgufCheckpoint
 from kvtide_worker.models.safetensors import SafetensorsCheckpoint
 
@@ -17,7 +17,7 @@ class Checkpoint(Protocol):
     """Weights under Hugging Face's names, read one by one: loading needs little more than the model."""
 
     @property
-    def config(self) -> LlamaConfig:
+    def config(self) -> ModelConfig:
         """The model's dimensions."""
         ...
 

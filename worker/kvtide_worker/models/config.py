@@ -1,16 +1,26 @@
-"""What the forward pass must know of a Llama-family model beside its weights."""
+"""What the forward pass must know of a model beside its weights, whatever its family."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from kvtide_worker.models.rope import RopeScaling
+from kvtide_worker.models.rope import Rope
+
+Family = Literal["llama", "gemma3"]
 
 
 @dataclass(frozen=True)
-class LlamaConfig:
-    """A Llama model's dimensions: names as in Hugging Face's config.json, sizes in elements."""
+class ModelConfig:
+    """A model's dimensions: names as in Hugging Face's config.json, sizes in elements.
 
+    windows:          per layer, how many of the last tokens a token sees, itself included; None: all of them
+    attention_scale:  what scores are multiplied by
+    rope:             of layers that see all tokens
+    window_rope:      of layers with a window; None where no layer has one
+    """
+
+    family: Family
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -20,7 +30,9 @@ class LlamaConfig:
     vocab_size: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling
+    attention_scale: float
+    windows: tuple[int | None, ...]
+    rope: Rope
+    window_rope: Rope | None
     tied_embeddings: bool
     eos_token_ids: tuple[int, ...]

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from kvtide_sizing.errors import UnsupportedModel
-from kvtide_worker.models.config import LlamaConfig
-from kvtide_worker.models.rope import FactorScaling, LinearScaling, NoScaling, RopeScaling
+from kvtide_worker.models.config import ModelConfig
+from kvtide_worker.models.rope import FactorScaling, LinearScaling, NoScaling, Rope, RopeScaling
 
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -84,7 +84,7 @@ class GgufCheckpoint:
             raise UnsupportedModel(f"{self._path} has no {key}, which a Llama model in GGUF must have")
         return default
 
-    def _config(self) -> LlamaConfig:
+    def _config(self) -> ModelConfig:
         architecture = self._field("general.architecture")
         if architecture != "llama":
             raise UnsupportedModel(
@@ -101,9 +101,11 @@ class GgufCheckpoint:
             )
         if self._field("llama.rope.dimension_count", head_dim) != head_dim:
             raise UnsupportedModel(f"{self._path} rotates a part of each head; this worker rotates all of it")
+        num_layers = self._field("llama.block_count")
         eos = (self._field(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot"))
-        return LlamaConfig(
-            num_layers=self._field("llama.block_count"),
+        return ModelConfig(
+            family="llama",
+            num_layers=num_layers,
             hidden_size=hidden_size,
             intermediate_size=self._field("llama.feed_forward_length"),
             query_heads=query_heads,
@@ -112,8 +114,10 @@ class GgufCheckpoint:
             vocab_size=int(self._tensors["token_embd.weight"].shape[1]),
             max_position_embeddings=self._field("llama.context_length"),
             rms_norm_eps=self._field("llama.attention.layer_norm_rms_epsilon"),
-            rope_theta=self._field("llama.rope.freq_base", 10_000.0),
-            rope_scaling=self._rope_scaling(),
+            attention_scale=head_dim**-0.5,
+            windows=(None,) * num_layers,
+            rope=Rope(self._field("llama.rope.freq_base", 10_000.0), self._rope_scaling()),
+            window_rope=None,
             tied_embeddings="output.weight" not in self._tensors,
             eos_token_ids=tuple(dict.fromkeys(token for token in eos if token >= 0)),
         )

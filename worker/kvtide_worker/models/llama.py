@@ -9,7 +9,7 @@ from torch.nn.functional import embedding, linear, silu
 
 from kvtide_kernels.attention import AttentionStep
 from kvtide_worker.models.checkpoint import Checkpoint
-from kvtide_worker.models.config import LlamaConfig
+from kvtide_worker.models.config import ModelConfig
 from kvtide_worker.models.rope import RotaryEmbedding, rotate
 
 
@@ -29,7 +29,7 @@ class LlamaModel:
     """RMSNorm, RoPE, grouped-query attention, SwiGLU. It rounds where transformers rounds."""
 
     def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:
-        self.config: LlamaConfig = checkpoint.config
+        self.config: ModelConfig = checkpoint.config
 
         def load(*names: str) -> torch.Tensor:
             parts = [checkpoint.tensor(f"{name}.weight", dtype).to(device) for name in names]
@@ -51,8 +51,7 @@ class LlamaModel:
         self._lm_head = self._embedding if self.config.tied_embeddings else load("lm_head")
         self._rope = RotaryEmbedding(
             head_dim=self.config.head_dim,
-            theta=self.config.rope_theta,
-            scaling=self.config.rope_scaling,
+            rope=self.config.rope,
             max_positions=max_positions,
             dtype=dtype,
             device=device,

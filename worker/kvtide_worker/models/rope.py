@@ -60,6 +60,14 @@ class FactorScaling:
 RopeScaling = NoScaling | LinearScaling | Llama3Scaling | FactorScaling
 
 
+@dataclass(frozen=True)
+class Rope:
+    """theta: the base of the frequencies."""
+
+    theta: float
+    scaling: RopeScaling
+
+
 class RotaryEmbedding:
     """The rotation of query and key heads by position, tabled for positions below max_positions."""
 
@@ -67,14 +75,13 @@ class RotaryEmbedding:
         self,
         *,
         head_dim: int,
-        theta: float,
-        scaling: RopeScaling,
+        rope: Rope,
         max_positions: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-        frequencies = scaling.apply(1.0 / theta**exponents)
+        frequencies = rope.scaling.apply(1.0 / rope.theta**exponents)
         positions = torch.arange(max_positions, dtype=torch.float32, device=device)
         angles = torch.outer(positions, frequencies)
         self._cos = torch.cat([angles.cos()] * 2, dim=-1).to(dtype)

@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 
 from kvtide_sizing.errors import UnsupportedModel
-from kvtide_worker.models.config import LlamaConfig
-from kvtide_worker.models.rope import LinearScaling, Llama3Scaling, NoScaling, RopeScaling
+from kvtide_worker.models.config import ModelConfig
+from kvtide_worker.models.rope import LinearScaling, Llama3Scaling, NoScaling, Rope, RopeScaling
 
 
 class SafetensorsCheckpoint:
@@ -41,7 +41,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _config(folder: Path) -> LlamaConfig:
+def _config(folder: Path) -> ModelConfig:
     config = _read_json(folder / "config.json")
     if config.get("model_type") != "llama":
         raise UnsupportedModel(f"{folder} holds a model of type '{config.get('model_type')}'; this worker runs 'llama'")
@@ -53,20 +53,24 @@ def _config(folder: Path) -> LlamaConfig:
     if config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"{folder} sets hidden_act={config['hidden_act']}; this worker runs 'silu'")
     query_heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // query_heads
     # Newer folders say all about RoPE in rope_parameters, older ones in rope_theta and rope_scaling.
     rope = config.get("rope_parameters") or {**(config.get("rope_scaling") or {})}
-    return LlamaConfig(
+    return ModelConfig(
+        family="llama",
         num_layers=config["num_hidden_layers"],
         hidden_size=config["hidden_size"],
         intermediate_size=config["intermediate_size"],
         query_heads=query_heads,
         kv_heads=config.get("num_key_value_heads") or query_heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // query_heads,
+        head_dim=head_dim,
         vocab_size=config["vocab_size"],
         max_position_embeddings=config["max_position_embeddings"],
         rms_norm_eps=config["rms_norm_eps"],
-        rope_theta=rope.get("rope_theta") or config.get("rope_theta", 10_000.0),
-        rope_scaling=_rope_scaling(folder, rope),
+        attention_scale=head_dim**-0.5,
+        windows=(None,) * config["num_hidden_layers"],
+        rope=Rope(rope.get("rope_theta") or config.get("rope_theta", 10_000.0), _rope_scaling(folder, rope)),
+        window_rope=None,
         tied_embeddings=config.get("tie_word_embeddings", False),
         eos_token_ids=_eos_token_ids(folder, config),
     )

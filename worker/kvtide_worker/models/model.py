@@ -1,0 +1,40 @@
+"""A model that runs, whatever its family."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from kvtide_kernels.attention import AttentionStep
+from kvtide_worker.models.checkpoint import Checkpoint
+from kvtide_worker.models.config import ModelConfig
+from kvtide_worker.models.llama import LlamaModel
+
+
+class Model(Protocol):
+    """A forward pass over a flat batch of tokens."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's dimensions."""
+        ...
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights; tied ones count once."""
+        ...
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep, logit_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [len(logit_rows), vocab_size] in float32, of the rows whose next token is wanted.
+
+        token_ids, positions [tokens]: the sequences' new tokens one after another, as attention was planned.
+        """
+        ...
+
+
+def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, max_positions: int) -> Model:
+    """Read a checkpoint's weights into the model of its family, for positions below max_positions."""
+    return LlamaModel(checkpoint, dtype=dtype, device=device, max_positions=max_positions)
