@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # How soon a replica serves with what another one has made, and a Secret that is gone is made again.
 ROUND_S = 10.0
+# Until there is something to serve with.
+FIRST_ROUNDS_S = 1.0
 CONFIGURATION = "ValidatingWebhookConfiguration"
 
 
@@ -52,7 +54,7 @@ class Keeper:
                 log("the webhook's certificates: %s", error)
             except Exception:
                 logger.exception("the webhook's certificates")
-            await asyncio.sleep(ROUND_S)
+            await asyncio.sleep(ROUND_S if self._loaded else FIRST_ROUNDS_S)
 
     async def go_round(self, now: datetime.datetime) -> None:
         """Reads the Secret, writes what is missing where that is ours to do, and loads what is new.
