@@ -89,14 +89,16 @@ def test_the_workers_network_policy_and_prometheus_find_its_pods(render: Render)
     assert "metrics" in [port["name"] for port in container(objects)["ports"]]
 
 
-def test_the_service_and_the_budget_select_its_pods_and_no_workers(render: Render) -> None:
+def test_the_services_and_the_budget_select_its_pods_and_no_workers(render: Render) -> None:
     objects = render("replicas=2")
     (deployment,) = of_kind(objects, "Deployment")
-    (service,) = of_kind(objects, "Service")
+    services = of_kind(objects, "Service")
     (budget,) = of_kind(objects, "PodDisruptionBudget")
     selector = deployment["spec"]["selector"]["matchLabels"]
     assert selector.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
-    assert service["spec"]["selector"] == selector == budget["spec"]["selector"]["matchLabels"]
+    assert len(services) == 2  # metrics and admission
+    assert all(service["spec"]["selector"] == selector for service in services)
+    assert budget["spec"]["selector"]["matchLabels"] == selector
     assert selector["app.kubernetes.io/name"] == OPERATOR_APP
 
 

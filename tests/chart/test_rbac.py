@@ -5,10 +5,13 @@ from collections.abc import Iterable
 
 import pytest
 
+from kvtide_operator.admission.keeper import secret_name
 from tests.chart.conftest import NAMESPACE, ROOT, Manifest, Render, of_kind
 
 Right = tuple[str, str, str]
 LEASE = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}
+CERTIFICATES = {("", "secrets", verb) for verb in ("get", "create", "update")}
+WEBHOOK = {("admissionregistration.k8s.io", "validatingwebhookconfigurations", verb) for verb in ("get", "update")}
 
 
 def rights(roles: Iterable[Manifest]) -> set[Right]:
@@ -51,27 +54,36 @@ def operators_roles(objects: list[Manifest], kind: str) -> list[Manifest]:
 
 def test_the_cluster_role_is_what_the_operator_says_it_uses(render: Render) -> None:
     assert len(documented()) > 20
-    assert rights(operators_roles(render(), "ClusterRole")) == documented()
+    assert rights(operators_roles(render("admission.enabled=false"), "ClusterRole")) == documented()
+    assert rights(operators_roles(render(), "ClusterRole")) == documented() | WEBHOOK
 
 
-def test_in_its_own_namespace_it_may_hold_its_lease_and_nothing_else(render: Render) -> None:
-    (role,) = operators_roles(render(), "Role")
-    assert role["metadata"]["namespace"] == NAMESPACE
-    assert rights([role]) == LEASE
-    for rule in role["rules"]:
-        assert rule["verbs"] == ["create"] or rule["resourceNames"] == ["kvtide-operator"]
+def test_in_its_own_namespace_it_may_hold_its_lease_and_certificates_and_nothing_else(render: Render) -> None:
+    lease, certificates = sorted(operators_roles(render(), "Role"), key=lambda role: "admission" in str(role))
+    assert (rights([lease]), rights([certificates])) == (LEASE, CERTIFICATES)
+    for role, name in ((lease, "kvtide-operator"), (certificates, secret_name("kvtide-admission"))):
+        assert role["metadata"]["namespace"] == NAMESPACE
+        for rule in role["rules"]:
+            assert rule["verbs"] == ["create"] or rule["resourceNames"] == [name]
 
 
-def test_with_namespaces_it_has_the_same_rights_there_and_none_in_the_cluster(render: Render) -> None:
+def test_with_namespaces_it_has_the_same_rights_there_and_in_the_cluster_its_webhooks_alone(render: Render) -> None:
     objects = render("watchNamespaces={team-a,team-b}")
-    assert operators_roles(objects, "ClusterRole") == []
+    (role,) = operators_roles(objects, "ClusterRole")
+    (webhook,) = of_kind(objects, "ValidatingWebhookConfiguration")
+    assert rights([role]) == WEBHOOK
+    assert [rule["resourceNames"] for rule in role["rules"]] == [[webhook["metadata"]["name"]]]
+    assert operators_roles(render("watchNamespaces={team-a}", "admission.enabled=false"), "ClusterRole") == []
     for namespace in ("team-a", "team-b"):
         roles = [r for r in operators_roles(objects, "Role") if r["metadata"]["namespace"] == namespace]
         assert rights(roles) == documented()
 
 
 def test_it_can_be_installed_without_an_object_outside_of_its_namespace(render: Render) -> None:
-    objects = render(f"watchNamespaces={{{NAMESPACE}}}", "crd.install=false", "rbac.aggregateToDefaultRoles=false")
+    objects = render(
+        f"watchNamespaces={{{NAMESPACE}}}", "crd.install=false", "rbac.aggregateToDefaultRoles=false",
+        "admission.enabled=false",
+    )  # fmt: skip
     assert {found["metadata"].get("namespace") for found in objects} == {NAMESPACE}
 
 

@@ -15,6 +15,9 @@ from tests.chart.conftest import CHART, HelmFailed, Render, of_kind
         ("image.tga=1.0", "tga"),
         ("worker.image.pullPolicy=Always", "pullPolicy"),
         ("crd.instal=false", "instal"),
+        ("admission.enable=false", "enable"),
+        ("admission.failurePolicy=Fail", "failurePolicy"),
+        ("admission.timeoutSeconds=1", "timeoutSeconds"),
         ("rbac.create=false", "create"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("image.repository=", "repository"),
@@ -62,7 +65,8 @@ def test_a_second_release_shares_no_name_with_the_first(helm: Callable[..., str]
         return {(o["kind"], o["metadata"]["name"]) for o in objects if "namespace" not in o["metadata"]}
 
     first, second = cluster_scoped("team-a"), cluster_scoped("team-b")
-    assert len(first) == len(second) == 4
+    # the operator's role and binding, two roles for people, and of the webhook a role, a binding, the configuration
+    assert len(first) == len(second) == 7
     assert not first & second
 
 
