@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvtide_sizing.devices.device import Device, DeviceKind
 from kvtide_sizing.errors import DoesNotFit, InvalidModel
-from kvtide_sizing.models.llama import llama_shape
+from kvtide_sizing.models.config_json import shape_of_config
 from kvtide_sizing.plan import Plan, Policy, Workload, plan
 from kvtide_sizing.plan.workload import BLOCK_SIZES
 from kvtide_sizing.shape import ModelShape
@@ -34,17 +34,20 @@ policies = st.builds(Policy, block_size_tokens=st.none() | st.sampled_from(BLOCK
 @st.composite
 def shapes(draw: st.DrawFn) -> ModelShape:
     kv_heads = draw(st.sampled_from([1, 2, 3, 5, 8, 32]))
-    return llama_shape(
+    return shape_of_config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "num_hidden_layers": draw(st.integers(1, 100)),
+            "hidden_size": draw(st.integers(1, 8192)),
+            "intermediate_size": draw(st.integers(1, 30_000)),
+            "num_attention_heads": kv_heads * draw(st.integers(1, 8)),
+            "num_key_value_heads": kv_heads,
+            "vocab_size": draw(st.integers(1, 200_000)),
+            "max_position_embeddings": draw(st.integers(4096, 131_072)),
+            "tie_word_embeddings": draw(st.booleans()),
+            "head_dim": draw(st.sampled_from([1, 48, 64, 80, 96, 128, 256])),
+        },
         "some",
-        num_layers=draw(st.integers(1, 100)),
-        hidden_size=draw(st.integers(1, 8192)),
-        intermediate_size=draw(st.integers(1, 30_000)),
-        query_heads=kv_heads * draw(st.integers(1, 8)),
-        kv_heads=kv_heads,
-        vocab_size=draw(st.integers(1, 200_000)),
-        max_context_tokens=draw(st.integers(4096, 131_072)),
-        tied_embeddings=draw(st.booleans()),
-        head_dim=draw(st.sampled_from([1, 48, 64, 80, 96, 128, 256])),
     )
 
 
@@ -118,17 +121,20 @@ def test_a_shape_survives_json(shape: ModelShape) -> None:
 def test_heads_that_do_not_divide_are_refused(query_heads: int, kv_heads: int) -> None:
     consistent = kv_heads > 0 and query_heads > 0 and query_heads % kv_heads == 0
     try:
-        llama_shape(
+        shape_of_config(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "num_hidden_layers": 1,
+                "hidden_size": 64,
+                "intermediate_size": 64,
+                "num_attention_heads": query_heads,
+                "num_key_value_heads": kv_heads,
+                "vocab_size": 64,
+                "max_position_embeddings": 64,
+                "tie_word_embeddings": True,
+                "head_dim": 8,
+            },
             "some",
-            num_layers=1,
-            hidden_size=64,
-            intermediate_size=64,
-            query_heads=query_heads,
-            kv_heads=kv_heads,
-            vocab_size=64,
-            max_context_tokens=64,
-            tied_embeddings=True,
-            head_dim=8,
         )
     except InvalidModel:
         assert not consistent

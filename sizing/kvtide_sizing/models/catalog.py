@@ -1,84 +1,57 @@
-"""Well-known models, so that planning works offline. Numbers are those of each model's config.json on its hub."""
+"""Well-known models, so that planning works offline.
+
+catalog.json holds, for each of them, the fields of its public config.json that decide about memory, and the hub's
+repositories with that very shape. They are read as any other configuration is.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
 from kvtide_sizing.errors import ModelNotFound
-from kvtide_sizing.models.llama import llama_shape
+from kvtide_sizing.models.config_json import shape_of_config
 from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_sizing.shape import ModelShape
 
-#   name: layers, hidden, intermediate, query heads, KV heads, vocabulary, context, tied embeddings
-_LLAMA = {
-    "llama-2-7b": (32, 4096, 11008, 32, 32, 32000, 4096, False),
-    "llama-2-13b": (40, 5120, 13824, 40, 40, 32000, 4096, False),
-    "llama-2-70b": (80, 8192, 28672, 64, 8, 32000, 4096, False),
-    "llama-3.1-8b": (32, 4096, 14336, 32, 8, 128256, 131072, False),
-    "llama-3.1-70b": (80, 8192, 28672, 64, 8, 128256, 131072, False),
-    "llama-3.2-1b": (16, 2048, 8192, 32, 8, 128256, 131072, True),
-    "llama-3.2-3b": (28, 3072, 8192, 24, 8, 128256, 131072, True),
-    "smollm2-135m": (30, 576, 1536, 9, 3, 49152, 8192, True),
-    "smollm2-360m": (32, 960, 2560, 15, 5, 49152, 8192, True),
-    "smollm2-1.7b": (24, 2048, 8192, 32, 32, 49152, 8192, True),
-    "tinyllama-1.1b": (22, 2048, 5632, 32, 4, 32000, 2048, False),
-}
-
-# The hub's repositories with these very shapes, in lower case: the hub does not tell cases apart.
-_REPOSITORIES = {
-    "meta-llama/llama-2-7b-hf": "llama-2-7b",
-    "meta-llama/llama-2-7b-chat-hf": "llama-2-7b",
-    "meta-llama/llama-2-13b-hf": "llama-2-13b",
-    "meta-llama/llama-2-13b-chat-hf": "llama-2-13b",
-    "meta-llama/llama-2-70b-hf": "llama-2-70b",
-    "meta-llama/llama-2-70b-chat-hf": "llama-2-70b",
-    "meta-llama/llama-3.1-8b": "llama-3.1-8b",
-    "meta-llama/llama-3.1-8b-instruct": "llama-3.1-8b",
-    "meta-llama/meta-llama-3.1-8b": "llama-3.1-8b",
-    "meta-llama/meta-llama-3.1-8b-instruct": "llama-3.1-8b",
-    "meta-llama/llama-3.1-70b": "llama-3.1-70b",
-    "meta-llama/llama-3.1-70b-instruct": "llama-3.1-70b",
-    "meta-llama/meta-llama-3.1-70b": "llama-3.1-70b",
-    "meta-llama/meta-llama-3.1-70b-instruct": "llama-3.1-70b",
-    "meta-llama/llama-3.2-1b": "llama-3.2-1b",
-    "meta-llama/llama-3.2-1b-instruct": "llama-3.2-1b",
-    "meta-llama/llama-3.2-3b": "llama-3.2-3b",
-    "meta-llama/llama-3.2-3b-instruct": "llama-3.2-3b",
-    "huggingfacetb/smollm2-135m": "smollm2-135m",
-    "huggingfacetb/smollm2-135m-instruct": "smollm2-135m",
-    "huggingfacetb/smollm2-360m": "smollm2-360m",
-    "huggingfacetb/smollm2-360m-instruct": "smollm2-360m",
-    "huggingfacetb/smollm2-1.7b": "smollm2-1.7b",
-    "huggingfacetb/smollm2-1.7b-instruct": "smollm2-1.7b",
-    "tinyllama/tinyllama-1.1b-chat-v1.0": "tinyllama-1.1b",
-}
+_FILE = Path(__file__).with_name("catalog.json")
 
 
 def names() -> tuple[str, ...]:
     """The built-in models."""
-    return tuple(_LLAMA)
+    return tuple(_entries())
 
 
 def builtin(name: str) -> ModelShape:
     """The shape of a built-in model. Raises ModelNotFound with the names there are."""
-    row = _LLAMA.get(name.lower())
-    if row is None:
-        raise ModelNotFound(f"no built-in model is called '{name}'; built in are {', '.join(_LLAMA)}")
-    layers, hidden, intermediate, query_heads, kv_heads, vocabulary, context, tied = row
-    return llama_shape(
-        name.lower(),
-        num_layers=layers,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        query_heads=query_heads,
-        kv_heads=kv_heads,
-        vocab_size=vocabulary,
-        max_context_tokens=context,
-        tied_embeddings=tied,
-    )
+    if name.lower() not in _entries():
+        raise ModelNotFound(f"no built-in model is called '{name}'; built in are {', '.join(names())}")
+    return _shape(name.lower())
 
 
 def builtin_for(uri: ModelUri) -> ModelShape | None:
     """The shape of a hub repository that is built in, at its main revision; None where the files must be read."""
     if uri.repo is None or uri.revision not in (None, "main"):
         return None
-    name = _REPOSITORIES.get(uri.repo.lower())
+    name = _repositories().get(uri.repo.lower())
     return None if name is None else builtin(name)
+
+
+# Read when first asked for: most who import this never ask.
+@functools.cache
+def _entries() -> dict[str, dict[str, Any]]:
+    entries: dict[str, dict[str, Any]] = json.loads(_FILE.read_bytes())
+    return entries
+
+
+@functools.cache
+def _shape(name: str) -> ModelShape:
+    return shape_of_config(_entries()[name]["config"], name)
+
+
+@functools.cache
+def _repositories() -> dict[str, str]:
+    """Repositories in lower case, the hub does not tell cases apart, and what they are called here."""
+    return {repository: name for name, entry in _entries().items() for repository in entry["repositories"]}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvtide_sizing.errors import InvalidModel, UnsupportedModel
-from kvtide_sizing.models.llama import llama_shape
-from kvtide_sizing.models.safetensors_header import read_folder
+from kvtide_sizing.errors import InvalidModel
+from kvtide_sizing.models.config import Config
+from kvtide_sizing.models.quantization import BITS, quantized_format
+from kvtide_sizing.models.registry import read_shape
+from kvtide_sizing.models.safetensors_header import StoredWeights, read_folder
+from kvtide_sizing.models.served import why_unserved
 from kvtide_sizing.shape import ModelShape
 
 CONFIG_FILE = "config.json"
-_SERVED = "LlamaForCausalLM"
-SERVED_ROPE_SCALINGS = ("default", "linear", "llama3")
 
 
 def shape_of_folder(folder: Path, name: str) -> ModelShape:
@@ -22,16 +25,14 @@ def shape_of_folder(folder: Path, name: str) -> ModelShape:
     Raises InvalidModel and UnsupportedModel as `shape_of_config`, and InvalidModel for weights that the
     configuration needs and the files lack.
     """
-    config = json_object((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
+    shape = shape_of_config(json_object((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE)), name)
     stored = read_folder(folder)
-    shape = shape_of_config(config, name, weights_dtype=stored.dtype if stored else None)
-    # Files may hold more: a head though it is tied, or buffers that are computed today.
-    if stored is not None and stored.elements < shape.parameters:
-        raise InvalidModel(
-            f"{name} contradicts itself: {CONFIG_FILE} describes {shape.parameters} parameters, "
-            f"its safetensors files hold {stored.elements}"
-        )
-    return shape
+    if stored is None:
+        return shape
+    _check_all_there(shape, stored)
+    return dataclasses.replace(
+        shape, weights_dtype=shape.weights_dtype or stored.dtype, stored_bytes=stored.stored_bytes
+    )
 
 
 def json_object(data: bytes, source: str) -> dict[str, Any]:
@@ -45,50 +46,32 @@ def json_object(data: bytes, source: str) -> dict[str, Any]:
     return value
 
 
-def shape_of_config(config: dict[str, Any], name: str, weights_dtype: str | None = None) -> ModelShape:
-    """The shape that a configuration describes.
+def shape_of_config(fields: Mapping[str, Any], name: str) -> ModelShape:
+    """The shape that a configuration describes; what the worker does not run is said in `unserved`.
 
-    Raises UnsupportedModel for an architecture or a variant that is not served, InvalidModel for fields that are
-    missing, of another type, or contradict each other.
+    Raises UnsupportedModel for an architecture, a kind of attention or a quantisation that is not known, InvalidModel
+    for fields that are missing, of another type, or contradict each other.
     """
-    _check_served(config, name)
-    query_heads = _integer(config, "num_attention_heads", name)
-    optional = {"head_dim", "num_key_value_heads"} & {key for key, value in config.items() if value is not None}
-    return llama_shape(
-        name,
-        num_layers=_integer(config, "num_hidden_layers", name),
-        hidden_size=_integer(config, "hidden_size", name),
-        intermediate_size=_integer(config, "intermediate_size", name),
-        query_heads=query_heads,
-        kv_heads=(_integer(config, "num_key_value_heads", name) if "num_key_value_heads" in optional else query_heads),
-        vocab_size=_integer(config, "vocab_size", name),
-        max_context_tokens=_integer(config, "max_position_embeddings", name),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        head_dim=_integer(config, "head_dim", name) if "head_dim" in optional else None,
-        weights_dtype=weights_dtype,
+    config = Config(fields, name)
+    shape = read_shape(config)
+    return dataclasses.replace(
+        shape, weights_dtype=quantized_format(config), unserved=why_unserved(config, shape.architecture)
     )
 
 
-def _check_served(config: dict[str, Any], name: str) -> None:
-    architectures = config.get("architectures") or [f"of model_type {config.get('model_type')}"]
-    if architectures != [_SERVED]:
-        raise UnsupportedModel(f"{name} is {', '.join(map(str, architectures))}, which is not served; {_SERVED} is")
-    for field in ("attention_bias", "mlp_bias", "quantization_config", "sliding_window"):
-        if config.get(field):
-            raise UnsupportedModel(f"{name} has {field} {config[field]}, which is not served; {_SERVED} without it is")
-    if config.get("partial_rotary_factor", 1) != 1:
-        raise UnsupportedModel(f"{name} rotates a part of each head, which is not served; all of it is")
-    if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModel(f"{name} has hidden_act {config['hidden_act']}, which is not served; silu is")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    scaling = rope.get("rope_type") or rope.get("type") or "default"
-    if scaling not in SERVED_ROPE_SCALINGS:
-        served = ", ".join(SERVED_ROPE_SCALINGS)
-        raise UnsupportedModel(f"{name} scales RoPE by {scaling}, which is not served; {served} are")
-
-
-def _integer(config: dict[str, Any], key: str, name: str) -> int:
-    value = config.get(key)
-    if type(value) is not int:
-        raise InvalidModel(f"{CONFIG_FILE} of {name} has no number of {key}: {value!r}")
-    return value
+def _check_all_there(shape: ModelShape, stored: StoredWeights) -> None:
+    """Files may hold more than is needed: a head though it is tied, scales, or layers that are not run."""
+    if shape.weights_dtype is None:
+        if stored.elements < shape.parameters:
+            raise InvalidModel(
+                f"{shape.name} contradicts itself: {CONFIG_FILE} describes {shape.parameters} parameters, "
+                f"its safetensors files hold {stored.elements}"
+            )
+        return
+    # Quantised elements are packed into others, so that only their bytes can be compared.
+    needed = -(-shape.parameters * BITS[shape.weights_dtype] // 8)
+    if stored.stored_bytes < needed:
+        raise InvalidModel(
+            f"{shape.name} contradicts itself: {CONFIG_FILE} describes {shape.parameters} parameters in "
+            f"{shape.weights_dtype}, at least {needed} bytes, its safetensors files hold {stored.stored_bytes}"
+        )

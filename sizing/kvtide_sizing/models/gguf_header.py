@@ -1,4 +1,4 @@
-"""A model's shape from a GGUF file's header; the weights behind it are not read.
+"""A GGUF file's header; the weights behind it are not read.
 
 Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), little-endian:
 
@@ -10,19 +10,17 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvtide_sizing.errors import InvalidModel, UnsupportedModel
-from kvtide_sizing.models.llama import ARCHITECTURE, llama_shape
-from kvtide_sizing.shape import ModelShape
 
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_DIMS = 4
+_TOKENIZER = "tokenizer."
 _DEFAULT_ALIGNMENT = 32
 
 # ggml's type number: name, elements of a block, bytes of a block (ggml.c, `type_traits`).
@@ -49,7 +47,13 @@ TENSOR_TYPES = {
     23: ("IQ4_XS", 256, 136),
     29: ("IQ1_M", 256, 56),
     30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
 }
+
+
+_SIZES = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()}
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,17 @@ class TensorInfo:
         """How many values it has."""
         return math.prod(self.dims)
 
+    @property
+    def stored_bytes(self) -> int:
+        """What it takes in the file: whole blocks of its type."""
+        block_elements, block_bytes = _SIZES[self.type]
+        return -(-self.elements // block_elements) * block_bytes
+
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The metadata's single values (of an array: how many it has) and the tensors by name."""
+    """The metadata and the tensors by name. An array of numbers is a tuple; of the tokenizer's, which are large, and of
+    arrays of strings there is only how many values they have."""
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
@@ -85,75 +96,6 @@ def read_header(file: Path) -> GgufHeader:
         raise InvalidModel(f"{file} is not a GGUF file: it has {size} bytes")
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _Cursor(data, str(file)).header()
-
-
-# Kind and pre-tokenizer, as tokenizer.ggml.model and tokenizer.ggml.pre name them.
-SERVED_TOKENIZERS = (("gpt2", "gpt-2"), ("gpt2", "smollm"))
-
-
-def shape_of_gguf(file: Path, name: str) -> ModelShape:
-    """The shape of a GGUF file. Raises as `read_header`, UnsupportedModel for other architectures than llama, and
-    InvalidModel where metadata and tensors contradict each other."""
-    header = read_header(file)
-    metadata = header.metadata
-    architecture = metadata.get("general.architecture")
-    if architecture != ARCHITECTURE:
-        raise UnsupportedModel(f"{name} is of architecture {architecture}, which is not served; {ARCHITECTURE} is")
-    if metadata.get("llama.expert_count"):
-        raise UnsupportedModel(f"{name} is a mixture of experts, which is not served; a dense Llama is")
-
-    tokenizer = (metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"))
-    if tokenizer[0] is not None and tokenizer not in SERVED_TOKENIZERS:
-        served = ", ".join(f"{kind}/{pre}" for kind, pre in SERVED_TOKENIZERS)
-        raise UnsupportedModel(
-            f"{name} has the tokenizer {tokenizer[0]}/{tokenizer[1]}, which is not served from a GGUF file; {served} "
-            f"are, and any from a folder with tokenizer.json"
-        )
-
-    def field(key: str, default: int | None = None) -> int:
-        value = metadata.get(f"llama.{key}", default)
-        if type(value) is not int:
-            raise InvalidModel(f"{name} has no number of llama.{key}: {value!r}")
-        return value
-
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.dims) != 2:
-        raise InvalidModel(f"{name} has no token_embd.weight of two dimensions")
-    query_heads = field("attention.head_count")
-    head_dim = field("attention.key_length") if "llama.attention.key_length" in metadata else None
-    weights = [tensor for tensor in header.tensors.values() if tensor.name != "rope_freqs.weight"]
-    shape = llama_shape(
-        name,
-        num_layers=field("block_count"),
-        hidden_size=field("embedding_length"),
-        intermediate_size=field("feed_forward_length"),
-        query_heads=query_heads,
-        kv_heads=field("attention.head_count_kv", query_heads),
-        vocab_size=embedding.dims[1],
-        max_context_tokens=field("context_length"),
-        tied_embeddings="output.weight" not in header.tensors,
-        head_dim=head_dim,
-        weights_dtype=_commonest_type(weights),
-    )
-    if field("attention.value_length", shape.head_dim) != shape.head_dim:
-        raise UnsupportedModel(
-            f"{name} has key heads of {shape.head_dim} and value heads of {field('attention.value_length')}, "
-            f"which is not served; equal ones are"
-        )
-    stored = sum(tensor.elements for tensor in weights)
-    if stored != shape.parameters:
-        raise InvalidModel(
-            f"{name} contradicts itself: its metadata describes {shape.parameters} parameters, "
-            f"its tensors hold {stored}"
-        )
-    return shape
-
-
-def _commonest_type(tensors: list[TensorInfo]) -> str:
-    elements: Counter[str] = Counter()
-    for tensor in tensors:
-        elements[tensor.type] += tensor.elements
-    return elements.most_common(1)[0][0]
 
 
 class _Cursor:
@@ -177,13 +119,13 @@ class _Cursor:
         metadata: dict[str, Any] = {}
         for _ in range(num_entries):
             key = self._string()
-            metadata[key] = self._value(self._number("I"))
+            metadata[key] = self._value(self._number("I"), skim=key.startswith(_TOKENIZER))
         tensors: dict[str, TensorInfo] = {}
         end = 0
         for _ in range(num_tensors):
-            tensor, tensor_end = self._tensor()
+            tensor, offset = self._tensor()
             tensors[tensor.name] = tensor
-            end = max(end, tensor_end)
+            end = max(end, offset + tensor.stored_bytes)
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1:
             raise InvalidModel(f"{self._source} has a general.alignment of {alignment!r}; it is a number of bytes")
@@ -195,7 +137,7 @@ class _Cursor:
         return GgufHeader(metadata, tensors)
 
     def _tensor(self) -> tuple[TensorInfo, int]:
-        """A tensor, and where it ends in the file's data."""
+        """A tensor, and where it begins in the file's data."""
         name = self._string()
         num_dims = self._number("I")
         if not 1 <= num_dims <= _MOST_DIMS:
@@ -204,29 +146,28 @@ class _Cursor:
         number, offset = self._number("I"), self._number("Q")
         if number not in TENSOR_TYPES:
             raise UnsupportedModel(f"{self._source} has '{name}' in ggml's type {number}, which is not known")
-        type_name, block_elements, block_bytes = TENSOR_TYPES[number]
-        tensor = TensorInfo(name, dims, type_name)
-        return tensor, offset + -(-tensor.elements // block_elements) * block_bytes
+        return TensorInfo(name, dims, TENSOR_TYPES[number][0]), offset
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, skim: bool) -> Any:
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
-            return self._skip_array()
+            return self._array(skim)
         if kind not in _SCALARS:
             raise InvalidModel(f"{self._source} has a value of type {kind} in its metadata, which GGUF does not know")
         return self._number(_SCALARS[kind])
 
-    def _skip_array(self) -> int:
-        """Pass over an array, a vocabulary for one, and say how many values it has."""
+    def _array(self, skim: bool) -> Any:
+        """An array's numbers; how many values it has where they are strings, or skimmed over."""
         kind, count = self._number("I"), self._number("Q")
         if kind in _SCALARS:
-            self._bytes(count * struct.calcsize(_SCALARS[kind]))
-        elif kind == _STRING:
-            for _ in range(count):
-                self._bytes(self._number("Q"))
-        else:
+            size = struct.calcsize(_SCALARS[kind])
+            values = self._bytes(count * size)
+            return int(count) if skim else struct.unpack(f"<{count}{_SCALARS[kind]}", values)
+        if kind != _STRING:
             raise InvalidModel(f"{self._source} has an array of type {kind} in its metadata, which is not read")
+        for _ in range(count):
+            self._bytes(self._number("Q"))
         return int(count)
 
     def _string(self) -> str:

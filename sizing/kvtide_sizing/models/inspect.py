@@ -7,7 +7,7 @@ from pathlib import Path
 from kvtide_sizing.errors import ModelDownloadFailed, ModelNotFound
 from kvtide_sizing.models import catalog
 from kvtide_sizing.models.config_json import CONFIG_FILE, shape_of_folder
-from kvtide_sizing.models.gguf_header import shape_of_gguf
+from kvtide_sizing.models.gguf_shape import shape_of_gguf
 from kvtide_sizing.shape import ModelShape
 
 

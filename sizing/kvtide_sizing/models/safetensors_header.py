@@ -12,16 +12,17 @@ from typing import Any
 from kvtide_sizing.errors import InvalidModel
 
 _SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 _MOST_HEADER_BYTES = 100_000_000  # the format's own bound
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """All tensors of a folder: how many elements, and the type that most of them have."""
+    """All tensors of a folder: how many elements, the type that most of them have, and their bytes."""
 
     elements: int
     dtype: str
+    stored_bytes: int
 
 
 def read_folder(folder: Path) -> StoredWeights | None:
@@ -30,16 +31,25 @@ def read_folder(folder: Path) -> StoredWeights | None:
     Raises InvalidModel for a missing shard and for a file that is cut short or not safetensors.
     """
     elements: Counter[str] = Counter()
+    stored_bytes = 0
     for file in _files(folder):
-        for tensor in _header(file).values():
-            elements[tensor["dtype"]] += math.prod(tensor["shape"])
+        for tensor in _header(file):
+            elements[tensor.dtype] += tensor.elements
+            stored_bytes += tensor.end - tensor.begin
     if not elements:
         return None
-    return StoredWeights(sum(elements.values()), dtype=elements.most_common(1)[0][0])
+    return StoredWeights(sum(elements.values()), elements.most_common(1)[0][0], stored_bytes)
+
+
+def total_size(index: dict[str, Any]) -> int | None:
+    """The bytes of all tensors that an index of shards speaks of; None where it does not say."""
+    metadata = index.get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return size if type(size) is int and size > 0 else None
 
 
 def _files(folder: Path) -> list[Path]:
-    index = folder / _INDEX
+    index = folder / INDEX_FILE
     if index.is_file():
         try:
             shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
@@ -47,13 +57,23 @@ def _files(folder: Path) -> list[Path]:
             raise InvalidModel(f"{index} is no index of safetensors files: {error}") from error
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         if missing:
-            raise InvalidModel(f"{folder} lacks {', '.join(missing)}, which {_INDEX} names")
+            raise InvalidModel(f"{folder} lacks {', '.join(missing)}, which {INDEX_FILE} names")
         return [folder / shard for shard in shards]
     return [folder / _SINGLE] if (folder / _SINGLE).is_file() else []
 
 
-def _header(file: Path) -> dict[str, Any]:
-    """Tensor name to its entry. A file is: length of the header (u64), the header as JSON, the tensors' bytes."""
+@dataclass(frozen=True)
+class _Tensor:
+    """An entry of a header; begin and end are bytes from the header's end."""
+
+    dtype: str
+    elements: int
+    begin: int
+    end: int
+
+
+def _header(file: Path) -> list[_Tensor]:
+    """A file's tensors. A file is: length of the header (u64), the header as JSON, the tensors' bytes."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -62,9 +82,13 @@ def _header(file: Path) -> dict[str, Any]:
         try:
             header: dict[str, Any] = json.loads(stream.read(length))
             header.pop("__metadata__", None)
-            end = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            tensors = [
+                _Tensor(str(entry["dtype"]), math.prod(entry["shape"]), *map(int, entry["data_offsets"]))
+                for entry in header.values()
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidModel(f"{file} has no header of safetensors: {error}") from error
+    end = 8 + length + max((tensor.end for tensor in tensors), default=0)
     if end > size:
         raise InvalidModel(f"{file} is cut short: its header describes {end} bytes, it has {size}")
-    return header
+    return tensors
