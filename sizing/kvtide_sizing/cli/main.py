@@ -11,6 +11,8 @@ _GROUP = "kvtide.commands"
 # What `kvtide --help` says of each command without importing its part, and the extra that brings its packages.
 _HELP = {
     "plan": "Say what a model's KV cache takes on a device, and what fits.",
+    "models": "List the built-in models: their heads, and what a token of context costs in BF16.",
+    "devices": "List the built-in devices: their memory, bandwidth and compute.",
     "inspect": "Print a model's shape, from its files' headers only.",
     "serve": "Run the inference engine and its OpenAI-compatible server.",
     "operator": "Run the Kubernetes operator.",

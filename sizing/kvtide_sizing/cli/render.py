@@ -15,20 +15,24 @@ from kvtide_sizing.quantity import format_bytes
 _BAR_WIDTH = 60
 
 
-def show(console: Console, plan: Plan, rungs: Sequence[Rung]) -> None:
-    """Print the plan, and the ladder where rungs has one."""
+def show(console: Console, plan: Plan, rungs: Sequence[Rung], explanation: Sequence[str]) -> None:
+    """Print the plan, the ladder where rungs has one, and the formula where explanation has one."""
     parts: list[Text | Table] = [_headline(plan), Text(), _bar(plan.memory), _memory(plan.memory), Text(), _kv(plan)]
     if rungs:
         parts += [Text(), _ladder(rungs)]
     parts += [Text(), _lines("because", plan.reasons, "green")]
-    if plan.alternatives:
-        parts += [_alternatives(plan)]
-    parts += [_lines("note", plan.warnings, "yellow")]
+    if explanation:
+        parts += [Text(), _lines("sum", explanation, "blue")]
+    if plan.alternatives and not rungs:
+        parts += [Text(), _alternatives(plan)]
+    parts += [Text(), _lines("note", plan.warnings, "yellow")]
     console.print(Group(*parts))
 
 
 def _headline(plan: Plan) -> Text:
     text = Text.assemble((plan.model, "bold"), " on ", (plan.device, "bold"))
+    if plan.device_count > 1:
+        text.append(f" × {plan.device_count}", "bold")
     text.append(f" ({format_bytes(plan.memory.device_bytes)}): ")
     text.append(f"{plan.kv.capacity_tokens:,} tokens", "bold")
     text.append(f" of {plan.kv.precision} KV, {plan.batch_limit} sequences at once")
@@ -72,12 +76,16 @@ def _kv(plan: Plan) -> Table:
     table = Table.grid(padding=(0, 2))
     kv, attention = plan.kv, plan.attention
     for name, value in (
-        ("a token", f"{kv.bytes_per_token:,} bytes ({attention.kv_heads} KV heads of {attention.query_heads})"),
+        (
+            "a token",
+            f"{kv.bytes_per_token:,} bytes ({attention.query_heads} query heads share {attention.kv_heads} of KV)",
+        ),
         ("a block", f"{kv.block_size_tokens} tokens, {kv.bytes_per_block:,} bytes"),
         ("the pool", f"{kv.num_blocks:,} blocks, {kv.capacity_tokens:,} tokens"),
         (
             "a sequence",
-            f"up to {plan.max_context_tokens:,} tokens; {plan.max_concurrency:,} of that length fit at once",
+            f"up to {plan.max_context_tokens:,} tokens, of which {plan.max_concurrency:,} fit at once; "
+            f"one alone could have {plan.longest_context_tokens:,}",
         ),
         ("batch limit", f"{plan.batch_limit:,} sequences of the expected length"),
     ):
@@ -86,7 +94,12 @@ def _kv(plan: Plan) -> Table:
 
 
 def _ladder(rungs: Sequence[Rung]) -> Table:
-    table = Table(title="The same pool, used in other ways", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        title="The ladder: each row keeps what the rows before it gained",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     table.add_column("allocation", no_wrap=True)
     for name in ("bytes a token", "KV a sequence", "saved", "sequences", "their tokens"):
         table.add_column(name, justify="right")
@@ -103,11 +116,21 @@ def _ladder(rungs: Sequence[Rung]) -> Table:
 
 
 def _alternatives(plan: Plan) -> Table:
-    lines = [
-        f"{other.choice}: {other.capacity_tokens:,} tokens, {other.batch_limit} sequences at once"
-        for other in plan.alternatives
-    ]
-    return _lines("instead", lines, "cyan")
+    table = Table(title="Instead", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("choice", no_wrap=True, style="cyan")
+    for name in ("bytes a token", "tokens", f"sequences of {plan.max_context_tokens:,}", "batch limit"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for other in plan.alternatives:
+        table.add_row(
+            other.choice,
+            f"{other.bytes_per_token:,}",
+            f"{other.capacity_tokens:,}",
+            f"{other.max_concurrency:,}",
+            f"{other.batch_limit:,}",
+            "" if other.served else "not served yet",
+        )
+    return table
 
 
 def _lines(label: str, lines: Sequence[str], colour: str) -> Table:

@@ -7,11 +7,13 @@ A CPU's memory is the container's limit, and two processes live in it: the engin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtide_sizing.devices.device import Device, DeviceKind
-from kvtide_sizing.formats import Precision, bytes_per_token, layer_bytes_per_token
-from kvtide_sizing.memory.weights import BF16_BYTES, weights_bytes
+from kvtide_sizing.formats import Precision
+from kvtide_sizing.memory.kv import KvLayout, kv_layout
+from kvtide_sizing.memory.sharding import shard
+from kvtide_sizing.memory.weights import BF16_BYTES, WeightFormat, weights_bytes
 from kvtide_sizing.quantity import KIB, MIB
 from kvtide_sizing.shape import ModelShape
 
@@ -21,6 +23,9 @@ STEP_TOKEN_BUDGET = 512
 # Sequences that one step runs at most, however many the pool holds: beyond these a step only gets slower, and
 # every sequence has a row of logits.
 MAX_BATCH = {DeviceKind.CPU: 64, DeviceKind.GPU: 256}
+
+# A block id in a table, as torch's indices are; kernels take half of it.
+TABLE_ENTRY_BYTES = 8
 
 # One part in so many is kept for what allocators lose between allocations and what the kernel keeps for a process.
 RESERVE_PARTS = 25
@@ -42,47 +47,70 @@ DEQUANTISING_BYTES_PER_ELEMENT = 12
 
 @dataclass(frozen=True)
 class Budget:
-    """What is taken from a device of any size, before the pool has a block.
+    """What is taken from one device of any size, before the pool has a block.
 
-    step_bytes:    activations of a step that are there whatever the pool holds
-    block_bytes:   one block of the pool
-    gather_bytes:  activations that each block adds: attention copies a layer's live blocks into dense tensors
-    load_bytes:    what loading takes beside the weights at its peak, before the pool is there
+    weights_bytes:  this device's share
+    step_bytes:     activations of a step at their peak
+    tables_bytes:   block tables of a full batch of the longest sequences
+    load_bytes:     what loading takes beside the weights at its peak, before the pool is there
+    layout:         how blocks cover the layers
     """
 
     weights_bytes: int
     step_bytes: int
+    tables_bytes: int
     overhead_bytes: int
     load_bytes: int
-    block_bytes: int
-    gather_bytes: int
+    layout: KvLayout
 
     @property
     def load_peak_bytes(self) -> int:
         """All that is taken at the peak of loading."""
         return self.weights_bytes + self.overhead_bytes + self.load_bytes
 
+    @property
+    def activations_bytes(self) -> int:
+        """What a step takes beside weights and pool."""
+        return self.step_bytes + self.tables_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of block_size tokens in all layers: one block of each table."""
+        return self.layout.block_bytes * len(self.layout.tables)
+
     def num_blocks(self, device_bytes: int) -> int:
-        """Blocks that a device of this size holds; 0 where not one fits, or the weights cannot be loaded."""
+        """Blocks of all layers that a device of this size holds; 0 where not one fits, or the weights do not load."""
         if self.load_peak_bytes > device_bytes:
             return 0
         free = device_bytes - reserve_bytes(device_bytes) - self._fixed_bytes
-        return max(0, free // (self.block_bytes + self.gather_bytes))
+        return max(0, free // self.block_bytes)
 
-    def activations_bytes(self, num_blocks: int) -> int:
-        """Activations of a step over a pool of so many blocks."""
-        return self.step_bytes + num_blocks * self.gather_bytes
+    def sequences(self, num_blocks: int, num_tokens: int) -> int:
+        """How many sequences of so many tokens a pool of so many blocks of all layers holds."""
+        return self.layout.sequences(num_blocks * len(self.layout.tables), num_tokens)
+
+    def blocks_for(self, sequences: int, num_tokens: int) -> int:
+        """The fewest blocks of all layers that hold so many sequences: the inverse of `sequences`."""
+        return -(-self.layout.required_blocks(sequences, num_tokens) // len(self.layout.tables))
 
     def required_bytes(self, num_blocks: int) -> int:
-        """The smallest device that holds so many blocks: the inverse of `num_blocks`."""
-        used = self._fixed_bytes + num_blocks * (self.block_bytes + self.gather_bytes)
+        """The smallest device that holds so many blocks of all layers: the inverse of `num_blocks`."""
+        used = self._fixed_bytes + num_blocks * self.block_bytes
         # device - device // parts >= used  <=>  device > parts * (used - 1) / (parts - 1)
         with_reserve = RESERVE_PARTS * (used - 1) // (RESERVE_PARTS - 1) + 1
         return max(with_reserve, self.load_peak_bytes)
 
+    def at_context(self, local: ModelShape, context_tokens: int, batch: int) -> Budget:
+        """The budget of another longest sequence; local is the shape of one device, as `shard` gives it."""
+        return replace(
+            self,
+            step_bytes=step_bytes(local, context_tokens, batch),
+            tables_bytes=batch * self.layout.sequence_blocks(context_tokens) * TABLE_ENTRY_BYTES,
+        )
+
     @property
     def _fixed_bytes(self) -> int:
-        return self.weights_bytes + self.step_bytes + self.overhead_bytes
+        return self.weights_bytes + self.activations_bytes + self.overhead_bytes
 
 
 def reserve_bytes(device_bytes: int) -> int:
@@ -141,19 +169,26 @@ def budget(
     shape: ModelShape,
     device: Device,
     precision: Precision,
-    block_size_tokens: int,
+    block_size: int,
+    *,
     context_tokens: int,
     batch: int,
+    weights: WeightFormat = WeightFormat.BF16,
 ) -> Budget:
-    """What this model takes of this kind of device, whatever its memory."""
-    # Keys and values of one layer, padded to at most twice their tokens (sequences of a like length go together),
-    # and an eighth of that for indices and masks.
-    widest_layer = max(layer_bytes_per_token(shape, precision))
-    return Budget(
-        weights_bytes=weights_bytes(shape),
-        step_bytes=step_bytes(shape, context_tokens, batch),
-        overhead_bytes=overhead_bytes(shape, device.kind),
-        load_bytes=load_bytes(shape, device.kind),
-        block_bytes=block_size_tokens * bytes_per_token(shape, precision),
-        gather_bytes=block_size_tokens * widest_layer * 9 // 4,
+    """What this model takes of each device of this kind, whatever its memory.
+
+    context_tokens:  of the longest sequence
+    batch:           sequences that a step runs at most
+    Raises UnsupportedPolicy where so many devices cannot share the model.
+    """
+    local = shard(shape, device.count)
+    layout = kv_layout(local, precision, block_size, STEP_TOKEN_BUDGET)
+    taken = Budget(
+        weights_bytes=weights_bytes(shape, weights, device.count),
+        step_bytes=0,
+        tables_bytes=0,
+        overhead_bytes=overhead_bytes(local, device.kind),
+        load_bytes=load_bytes(local, device.kind),
+        layout=layout,
     )
+    return taken.at_context(local, context_tokens, batch)

@@ -29,6 +29,14 @@ class TableLayout:
         """The oldest token that the next one, at position num_tokens, still attends to."""
         return 0 if self.window is None else max(0, num_tokens + 1 - self.window)
 
+    def sequence_blocks(self, num_tokens: int, block_size: int) -> int:
+        """Blocks that a sequence of so many tokens holds at most in this table.
+
+        A window of w tokens lies in at most ceil((w - 1) / block_size) + 1 blocks, wherever it begins.
+        """
+        whole = -(-num_tokens // block_size)
+        return whole if self.window is None else min(whole, -(-(self.window - 1) // block_size) + 1)
+
 
 @dataclass(frozen=True)
 class KvLayout:
@@ -55,18 +63,8 @@ class KvLayout:
         return self.windowed_tables * -(-(self.step_tokens - 1) // self.block_size)
 
     def sequence_blocks(self, num_tokens: int) -> int:
-        """Blocks that a sequence of so many tokens holds at most, over all its tables.
-
-        A window of w tokens lies in at most ceil((w - 1) / block_size) + 1 blocks, wherever it begins.
-        """
-        whole = -(-num_tokens // self.block_size)
-        blocks = 0
-        for table in self.tables:
-            if table.window is None:
-                blocks += whole
-            else:
-                blocks += min(whole, -(-(table.window - 1) // self.block_size) + 1)
-        return blocks
+        """Blocks that a sequence of so many tokens holds at most, over all its tables."""
+        return sum(table.sequence_blocks(num_tokens, self.block_size) for table in self.tables)
 
     def sequences(self, num_blocks: int, num_tokens: int) -> int:
         """How many sequences of so many tokens so many blocks hold."""

@@ -1,20 +1,31 @@
-"""The ladder of allocation: what the same pool would hold if it were cut in another way."""
+"""The ladder: what the same device holds as each strategy is added to the ones before it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kvtide_sizing.plan.record import Plan
-from kvtide_sizing.plan.workload import Workload
+from kvtide_sizing.devices.device import Device
+from kvtide_sizing.errors import UnsupportedPolicy
+from kvtide_sizing.formats import Precision
+from kvtide_sizing.memory.sharding import with_kv_heads
+from kvtide_sizing.plan.case import Case
+from kvtide_sizing.plan.planner import choose_case, context_of
+from kvtide_sizing.plan.workload import Policy, Workload
+from kvtide_sizing.shape import ModelShape
+
+_USUAL_KV_HEADS = 8
+_SMALLER = (Precision.INT8, Precision.K8V4, Precision.INT4)
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to use the pool, for sequences of the expected length.
+    """One way to use the device's memory, for sequences of the expected length.
 
     bytes_per_sequence:  what each one takes of the pool
     saving:              of that, against the first rung; 0 to 1
+    sequences, tokens:   that the pool holds at once
     """
 
     name: str
@@ -36,23 +47,49 @@ class Rung:
         }
 
 
-def ladder(plan: Plan, workload: Workload) -> list[Rung]:
-    """Contiguous allocation, which gives each sequence its longest context at once, and then paging."""
-    kv = plan.kv
-    expected = min(workload.mean_sequence_tokens, plan.max_context_tokens)
-    contiguous = plan.max_context_tokens * kv.bytes_per_token
-    paged = -(-expected // kv.block_size_tokens) * kv.bytes_per_block
-    return [
-        Rung(
-            name=name,
-            bytes_per_token=kv.bytes_per_token,
-            bytes_per_sequence=per_sequence,
-            sequences=kv.pool_bytes // per_sequence,
-            tokens=kv.pool_bytes // per_sequence * expected,
-            saving=max(0.0, 1 - per_sequence / contiguous),
-        )
-        for name, per_sequence in (
-            (f"contiguous {kv.precision}", contiguous),
-            (f"paged {kv.precision}, blocks of {kv.block_size_tokens}", paged),
-        )
-    ]
+def ladder(shape: ModelShape, device: Device, workload: Workload, policy: Policy) -> list[Rung]:
+    """Contiguous allocation, which gives each sequence its longest context at once; paging; then fewer KV heads, where
+    the model has more than eight (or as many as the policy asks for); then INT8, K8V4 and INT4 on top.
+
+    Raises as `plan`.
+    """
+    first = choose_case(shape, device, workload, replace(policy, precision=Precision.BF16.value, kv_heads="Native"))
+    context = context_of(first, workload)
+    whole = context * first.bytes_per_token
+    contiguous = _rung("contiguous BF16", first, context, per_sequence=whole, whole=whole)
+    paged = [_rung(name, case, context, _paged_bytes(case, context), whole) for name, case in _paged(first, policy)]
+    return [contiguous, *paged]
+
+
+def _paged(first: Case, policy: Policy) -> Iterator[tuple[str, Case]]:
+    yield f"paged BF16, blocks of {first.block_size}", first
+    heads = policy.kv_heads if isinstance(policy.kv_heads, int) else min(_USUAL_KV_HEADS, first.shape.kv_heads)
+    case = first
+    if heads != first.shape.kv_heads:
+        try:
+            case = replace(first, shape=with_kv_heads(first.shape, heads))
+        except UnsupportedPolicy:  # its query heads cannot be shared so: the ladder goes on without
+            pass
+        else:
+            yield f"+ {heads} KV heads of {first.shape.kv_heads}", case
+    for precision in _SMALLER:
+        yield f"+ {precision}", replace(case, precision=precision)
+
+
+def _paged_bytes(case: Case, context_tokens: int) -> int:
+    layout = case.budget(context_tokens).layout
+    return layout.sequence_blocks(case.expected_tokens(context_tokens)) * layout.block_bytes
+
+
+def _rung(name: str, case: Case, context_tokens: int, per_sequence: int, whole: int) -> Rung:
+    taken = case.budget(context_tokens)
+    pool = taken.num_blocks(case.device.memory_bytes) * taken.block_bytes
+    sequences = pool // per_sequence
+    return Rung(
+        name=name,
+        bytes_per_token=case.bytes_per_token,
+        bytes_per_sequence=per_sequence,
+        sequences=sequences,
+        tokens=sequences * case.expected_tokens(context_tokens),
+        saving=max(0.0, 1 - per_sequence / whole),
+    )

@@ -1,69 +1,168 @@
-"""A finished plan in words: why each choice, and what a person should know before trusting it."""
+"""A finished plan in words: why each choice, what the next-best would have given, what to know before trusting it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtide_sizing.devices.device import Device, DeviceKind
-from kvtide_sizing.plan.record import Plan
-from kvtide_sizing.plan.workload import Policy, Workload
+from kvtide_sizing.devices.device import DeviceKind
+from kvtide_sizing.formats import Precision
+from kvtide_sizing.memory.weights import WeightFormat, copied_bytes, kv_heads_per_device
+from kvtide_sizing.plan.block_size import tail_waste
+from kvtide_sizing.plan.candidates import LOSS_BOUND_PERCENT
+from kvtide_sizing.plan.case import Case
+from kvtide_sizing.plan.record import Alternative, Plan
+from kvtide_sizing.plan.workload import Policy, Profile, Workload
 from kvtide_sizing.quantity import format_bytes
 from kvtide_sizing.shape import ModelShape
 
 
-def reasons(plan: Plan, shape: ModelShape, workload: Workload, policy: Policy) -> Iterator[str]:
+def reasons(plan: Plan, case: Case, native: ModelShape, workload: Workload, policy: Policy) -> Iterator[str]:
     """Why each choice was made, one sentence each, with its numbers."""
-    kv, memory = plan.kv, plan.memory
-    expected = min(workload.mean_sequence_tokens, plan.max_context_tokens)
-    if policy.precision == "Auto":
-        yield f"precision {kv.precision}: the only one served"
+    memory = plan.memory
+    yield f"precision {plan.kv.precision}: " + _why_precision(plan, policy)
     if policy.block_size_tokens is None:
-        waste = kv.block_size_tokens / 2 / expected
-        yield (
-            f"blockSizeTokens {kv.block_size_tokens}: a sequence of the expected {expected} tokens leaves half a "
-            f"block empty on average, {waste:.1%} of it; larger blocks make shorter tables"
-        )
+        yield f"blockSizeTokens {plan.kv.block_size_tokens}: " + _why_block_size(plan, case, workload)
+    if plan.attention.kv_heads != native.kv_heads:
+        yield f"kvHeads {plan.attention.kv_heads}: " + _why_kv_heads(plan, policy)
     if workload.max_context_tokens is None:
-        cut = plan.max_context_tokens < shape.max_context_tokens
-        yield f"maxContextTokens {plan.max_context_tokens}: " + (
-            f"the model allows {shape.max_context_tokens}, cut to what one sequence finds room for"
-            if cut
-            else "what the model allows"
-        )
+        yield f"maxContextTokens {plan.max_context_tokens}: " + _why_context(plan, native)
+    if case.weights is not WeightFormat.BF16:
+        yield f"weights {case.weights}: " + ("as the checkpoint is stored" if policy.weights == "Auto" else "as asked")
+    if plan.device_count > 1:
+        yield f"{plan.device_count} devices: " + _how_devices_share(plan, case)
     yield (
         f"KV pool {format_bytes(memory.kv_pool_bytes)}: what {format_bytes(memory.device_bytes)} leaves after "
         f"weights {format_bytes(memory.weights_bytes)}, activations {format_bytes(memory.activations_bytes)}, "
         f"overhead {format_bytes(memory.overhead_bytes)} and reserve {format_bytes(memory.reserve_bytes)}"
     )
-    yield f"batchLimit {plan.batch_limit}: " + _why_batch_limit(plan, expected)
+    yield f"batchLimit {plan.batch_limit}: " + _why_batch_limit(plan, case)
 
 
-def _why_batch_limit(plan: Plan, expected: int) -> str:
-    kv = plan.kv
-    held = kv.num_blocks // -(-expected // kv.block_size_tokens)
-    text = f"{kv.num_blocks} blocks hold {held} sequences of the expected {expected} tokens"
+def holds(concurrency: int, context_tokens: int) -> str:
+    """'holds 3 sequences of 8192 tokens'."""
+    return f"holds {concurrency} sequence{'s' if concurrency != 1 else ''} of {context_tokens} tokens"
+
+
+def next_smaller(plan: Plan) -> Alternative | None:
+    """The best precision of those that take fewer bytes than the plan's; None where there is none."""
+    names = [f"precision {precision}" for precision in LOSS_BOUND_PERCENT]
+    smaller = [other for other in plan.alternatives if other.choice in names]
+    smaller = [other for other in smaller if other.bytes_per_token < plan.kv.bytes_per_token]
+    return min(smaller, key=lambda other: names.index(other.choice), default=None)
+
+
+def _why_precision(plan: Plan, policy: Policy) -> str:
+    own = holds(plan.max_concurrency, plan.max_context_tokens)
+    if policy.precision != "Auto":
+        text = f"as asked; it {own}"
+    elif plan.kv.precision == Precision.BF16:
+        text = f"nothing is lost, and it {own}"
+    else:
+        loss = LOSS_BOUND_PERCENT[Precision(plan.kv.precision)]
+        text = (
+            f"of what may cost {policy.max_quality_loss_percent:g} % in perplexity, the best that reaches what is "
+            f"wanted or comes nearest; it costs at most {loss:g} %, as a bound until it is measured; it {own}"
+        )
+    other = next_smaller(plan)
+    if other is None:
+        return text
+    name = other.choice.removeprefix("precision ")
+    note = "" if other.served else ", which this release does not serve yet"
+    return f"{text}; {name} would hold {other.max_concurrency}{note}"
+
+
+def _why_block_size(plan: Plan, case: Case, workload: Workload) -> str:
+    size = plan.kv.block_size_tokens
+    expected = case.expected_tokens(plan.max_context_tokens)
+    entries = -(-plan.max_context_tokens // size) * plan.kv.block_tables
+    text = (
+        f"a sequence of the expected {expected} tokens leaves half a block empty on average, "
+        f"{tail_waste(size, expected):.1%} of it, and one of {plan.max_context_tokens} has {entries} table entries"
+    )
+    if workload.profile is Profile.CHAT:
+        text += "; chats share prompts in whole blocks, so no larger than 64"
+    neighbours = [other for other in plan.alternatives if other.choice.startswith("blockSizeTokens")]
+    best = max(neighbours, key=lambda other: (other.batch_limit, other.capacity_tokens), default=None)
+    if best is None:
+        return text
+    return (
+        f"{text}; {best.choice.removeprefix('blockSizeTokens ')} would hold {best.batch_limit} such sequences at once"
+    )
+
+
+def _why_kv_heads(plan: Plan, policy: Policy) -> str:
+    heads, native = plan.attention.kv_heads, plan.attention.native_kv_heads
+    kind = "a variant that was trained so" if heads in policy.variants else "pooled, if the quality gate lets it pass"
+    full = next((other for other in plan.alternatives if other.choice == f"kvHeads {native}"), None)
+    text = f"of {native}, {kind}; it {holds(plan.max_concurrency, plan.max_context_tokens)}"
+    return text if full is None else f"{text}, all {native} would hold {full.max_concurrency}"
+
+
+def _why_context(plan: Plan, native: ModelShape) -> str:
+    if plan.max_context_tokens < native.max_context_tokens:
+        return f"the model allows {native.max_context_tokens}, cut to what one sequence finds room for"
+    return "what the model allows"
+
+
+def _how_devices_share(plan: Plan, case: Case) -> str:
+    heads = plan.attention.kv_heads
+    each = kv_heads_per_device(heads, plan.device_count)
+    text = f"all bytes are those of each; it has {each} of {heads} KV heads"
+    if each * plan.device_count > heads:
+        text += ", some of them copies"
+    copied = copied_bytes(case.shape, case.weights, plan.device_count)
+    return f"{text}, and {format_bytes(copied)} of weights are there more than once"
+
+
+def _why_batch_limit(plan: Plan, case: Case) -> str:
+    expected = case.expected_tokens(plan.max_context_tokens)
+    held = case.held(plan.max_context_tokens)
+    text = f"{plan.kv.num_blocks} blocks hold {held} sequences of the expected {expected} tokens"
     if held > plan.batch_limit:
         return f"{text}, but a step runs no more than {plan.batch_limit}: beyond them it only gets slower"
     return text
 
 
-def warnings(plan: Plan, device: Device, workload: Workload) -> Iterator[str]:
-    """What is estimated, cut, or less than was wished for."""
-    yield (
-        f"overhead {format_bytes(plan.memory.overhead_bytes)} and activations "
-        f"{format_bytes(plan.memory.activations_bytes)} are estimates from above"
-        + ("; on a GPU they have not been measured yet" if device.kind is DeviceKind.GPU else "")
-    )
+def warnings(plan: Plan, case: Case, native: ModelShape, workload: Workload, policy: Policy) -> Iterator[str]:
+    """What is estimated, cut, not served, or less than was wished for."""
+    if native.unserved is not None:
+        yield native.unserved
+    yield from _not_reached(plan, case, workload)
     if workload.mean_sequence_tokens > plan.max_context_tokens:
         yield (
             f"the expected sequence of {workload.mean_sequence_tokens} tokens is longer than maxContextTokens "
             f"{plan.max_context_tokens}; counted as {plan.max_context_tokens}"
         )
+    asked = policy.precision not in ("Auto", Precision.MIXED)
+    loss = LOSS_BOUND_PERCENT.get(Precision(plan.kv.precision), 0.0)
+    if asked and loss > policy.max_quality_loss_percent:
+        yield (
+            f"{plan.kv.precision} may cost up to {loss:g} % in perplexity, more than maxQualityLossPercent "
+            f"{policy.max_quality_loss_percent:g}, which bounds only what Auto chooses"
+        )
+    memory = plan.memory
+    overhead = "measured" if memory.overhead_measured else "an estimate from above"
+    yield (
+        f"overhead {format_bytes(memory.overhead_bytes)} is {overhead}, activations "
+        f"{format_bytes(memory.activations_bytes)} are counted from the forward pass"
+        + ("; neither has been measured on a GPU yet" if case.device.kind is DeviceKind.GPU else "")
+    )
+
+
+def _not_reached(plan: Plan, case: Case, workload: Workload) -> Iterator[str]:
     target = workload.target_concurrency
-    if target is not None and target > plan.batch_limit:
-        expected = min(workload.mean_sequence_tokens, plan.max_context_tokens)
-        needed = target * -(-expected // plan.kv.block_size_tokens) * plan.kv.block_size_tokens
+    if target is None:
+        return
+    if target > plan.batch_limit:
+        expected = case.expected_tokens(plan.max_context_tokens)
+        blocks = case.budget(plan.max_context_tokens).blocks_for(target, expected)
         yield (
             f"targetConcurrency {target} is not reached: {target} sequences of {expected} tokens need "
-            f"{needed} tokens of KV, the pool holds {plan.kv.capacity_tokens}, which is {plan.batch_limit} of them"
+            f"{blocks * plan.kv.block_size_tokens} tokens of KV, the pool holds {plan.kv.capacity_tokens}, which is "
+            f"{plan.batch_limit} of them"
+        )
+    elif workload.max_context_tokens is not None and target > plan.max_concurrency:
+        yield (
+            f"targetConcurrency {target} is reached at the expected length, not at the full context: the pool "
+            f"{holds(plan.max_concurrency, plan.max_context_tokens)}"
         )

@@ -9,22 +9,34 @@ from kvtide_sizing.errors import InvalidPlan
 
 
 @dataclass(frozen=True)
+class LayerRun:
+    """Neighbouring layers, such as "0-29", whose keys and values are stored alike."""
+
+    layers: str
+    key: str
+    value: str
+
+
+@dataclass(frozen=True)
 class KvPlan:
-    """The KV pool: num_blocks blocks of block_size_tokens."""
+    """The KV pool of one device: num_blocks blocks of block_size_tokens, each of all layers.
+
+    bytes_per_token:  of all layers; with several devices, what each of them keeps
+    bytes_per_block:  block_size_tokens · bytes_per_token; more where tables of different widths share a pool
+    block_tables:     of a sequence; more than one where layers have windows
+    """
 
     precision: str
     block_size_tokens: int
     bytes_per_token: int
+    bytes_per_block: int
     num_blocks: int
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers."""
-        return self.block_size_tokens * self.bytes_per_token
+    block_tables: int
+    layers: tuple[LayerRun, ...]
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that all blocks hold."""
+        """Tokens that all blocks hold; sequences longer than a window take less than one token's bytes for each."""
         return self.num_blocks * self.block_size_tokens
 
     @property
@@ -32,10 +44,42 @@ class KvPlan:
         """Bytes of all blocks."""
         return self.num_blocks * self.bytes_per_block
 
+    def to_json(self) -> dict[str, Any]:
+        """The pool as JSON values."""
+        return {
+            "precision": self.precision,
+            "blockSizeTokens": self.block_size_tokens,
+            "bytesPerToken": self.bytes_per_token,
+            "bytesPerBlock": self.bytes_per_block,
+            "numBlocks": self.num_blocks,
+            "capacityTokens": self.capacity_tokens,
+            "poolBytes": self.pool_bytes,
+            "blockTables": self.block_tables,
+            "layers": [{"layers": run.layers, "key": run.key, "value": run.value} for run in self.layers],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> KvPlan:
+        """The pool that `to_json` wrote."""
+        return cls(
+            precision=str(data["precision"]),
+            block_size_tokens=int(data["blockSizeTokens"]),
+            bytes_per_token=int(data["bytesPerToken"]),
+            bytes_per_block=int(data["bytesPerBlock"]),
+            num_blocks=int(data["numBlocks"]),
+            block_tables=int(data["blockTables"]),
+            layers=tuple(LayerRun(str(run["layers"]), str(run["key"]), str(run["value"])) for run in data["layers"]),
+        )
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Where the device's memory goes, in bytes; the parts add up to device_bytes."""
+    """Where one device's memory goes, in bytes; the parts add up to device_bytes.
+
+    weights_format:       how matrices are served
+    block_tables_bytes:   part of activations_bytes
+    overhead_measured:    whether overhead_bytes was measured, or is an estimate from above
+    """
 
     device_bytes: int
     weights_bytes: int
@@ -43,40 +87,105 @@ class MemoryPlan:
     overhead_bytes: int
     reserve_bytes: int
     kv_pool_bytes: int
+    weights_format: str
+    block_tables_bytes: int
+    overhead_measured: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """The parts as JSON values."""
+        return {
+            "deviceBytes": self.device_bytes,
+            "weightsBytes": self.weights_bytes,
+            "activationsBytes": self.activations_bytes,
+            "overheadBytes": self.overhead_bytes,
+            "reserveBytes": self.reserve_bytes,
+            "kvPoolBytes": self.kv_pool_bytes,
+            "weightsFormat": self.weights_format,
+            "blockTablesBytes": self.block_tables_bytes,
+            "overheadMeasured": self.overhead_measured,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> MemoryPlan:
+        """The parts that `to_json` wrote."""
+        return cls(
+            device_bytes=int(data["deviceBytes"]),
+            weights_bytes=int(data["weightsBytes"]),
+            activations_bytes=int(data["activationsBytes"]),
+            overhead_bytes=int(data["overheadBytes"]),
+            reserve_bytes=int(data["reserveBytes"]),
+            kv_pool_bytes=int(data["kvPoolBytes"]),
+            weights_format=str(data["weightsFormat"]),
+            block_tables_bytes=int(data["blockTablesBytes"]),
+            overhead_measured=bool(data["overheadMeasured"]),
+        )
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Heads that the worker computes with."""
+    """Heads that the worker computes with. kv_heads of native_kv_heads: fewer in a variant, or pooled."""
 
     query_heads: int
     kv_heads: int
+    native_kv_heads: int
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """What another choice would have given; choice is the field and its value, such as 'blockSizeTokens 16'."""
+    """What another choice would have given, all else the same.
+
+    choice:  the field and its value, such as 'blockSizeTokens 16'
+    served:  whether this release's worker runs it
+    """
 
     choice: str
+    bytes_per_token: int
     capacity_tokens: int
     max_concurrency: int
     batch_limit: int
+    served: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """The alternative as JSON values."""
+        return {
+            "choice": self.choice,
+            "bytesPerToken": self.bytes_per_token,
+            "capacityTokens": self.capacity_tokens,
+            "maxConcurrency": self.max_concurrency,
+            "batchLimit": self.batch_limit,
+            "served": self.served,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Alternative:
+        """The alternative that `to_json` wrote."""
+        return cls(
+            choice=str(data["choice"]),
+            bytes_per_token=int(data["bytesPerToken"]),
+            capacity_tokens=int(data["capacityTokens"]),
+            max_concurrency=int(data["maxConcurrency"]),
+            batch_limit=int(data["batchLimit"]),
+            served=bool(data["served"]),
+        )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one replica holds, and why.
+    """What one replica holds, and why. Bytes are those of each of its devices.
 
-    max_concurrency:  sequences of max_context_tokens
-    batch_limit:      sequences of the expected length, at most as many as a step runs
+    max_concurrency:         sequences of max_context_tokens
+    longest_context_tokens:  the longest context of which one sequence would fit
+    batch_limit:             sequences of the expected length, at most as many as a step runs
     """
 
     model: str
     device: str
+    device_count: int
     kv: KvPlan
     memory: MemoryPlan
     attention: AttentionPlan
     max_context_tokens: int
+    longest_context_tokens: int
     max_concurrency: int
     batch_limit: int
     reasons: tuple[str, ...]
@@ -88,40 +197,20 @@ class Plan:
         return {
             "model": self.model,
             "device": self.device,
-            "kv": {
-                "precision": self.kv.precision,
-                "blockSizeTokens": self.kv.block_size_tokens,
-                "bytesPerToken": self.kv.bytes_per_token,
-                "bytesPerBlock": self.kv.bytes_per_block,
-                "numBlocks": self.kv.num_blocks,
-                "capacityTokens": self.kv.capacity_tokens,
-                "poolBytes": self.kv.pool_bytes,
-            },
-            "memory": {
-                "deviceBytes": self.memory.device_bytes,
-                "weightsBytes": self.memory.weights_bytes,
-                "activationsBytes": self.memory.activations_bytes,
-                "overheadBytes": self.memory.overhead_bytes,
-                "reserveBytes": self.memory.reserve_bytes,
-                "kvPoolBytes": self.memory.kv_pool_bytes,
-            },
+            "deviceCount": self.device_count,
+            "kv": self.kv.to_json(),
+            "memory": self.memory.to_json(),
             "attention": {
                 "queryHeads": self.attention.query_heads,
                 "kvHeads": self.attention.kv_heads,
+                "nativeKvHeads": self.attention.native_kv_heads,
             },
             "maxContextTokens": self.max_context_tokens,
+            "longestContextTokens": self.longest_context_tokens,
             "maxConcurrency": self.max_concurrency,
             "batchLimit": self.batch_limit,
             "reasons": list(self.reasons),
-            "alternatives": [
-                {
-                    "choice": other.choice,
-                    "capacityTokens": other.capacity_tokens,
-                    "maxConcurrency": other.max_concurrency,
-                    "batchLimit": other.batch_limit,
-                }
-                for other in self.alternatives
-            ],
+            "alternatives": [other.to_json() for other in self.alternatives],
             "warnings": list(self.warnings),
         }
 
@@ -129,38 +218,22 @@ class Plan:
     def from_json(cls, data: dict[str, Any]) -> Plan:
         """The plan that `to_json` wrote. Raises InvalidPlan where a key is missing or of another type."""
         try:
-            kv, memory, attention = data["kv"], data["memory"], data["attention"]
+            attention = data["attention"]
             return cls(
                 model=str(data["model"]),
                 device=str(data["device"]),
-                kv=KvPlan(
-                    precision=str(kv["precision"]),
-                    block_size_tokens=int(kv["blockSizeTokens"]),
-                    bytes_per_token=int(kv["bytesPerToken"]),
-                    num_blocks=int(kv["numBlocks"]),
+                device_count=int(data["deviceCount"]),
+                kv=KvPlan.from_json(data["kv"]),
+                memory=MemoryPlan.from_json(data["memory"]),
+                attention=AttentionPlan(
+                    int(attention["queryHeads"]), int(attention["kvHeads"]), int(attention["nativeKvHeads"])
                 ),
-                memory=MemoryPlan(
-                    device_bytes=int(memory["deviceBytes"]),
-                    weights_bytes=int(memory["weightsBytes"]),
-                    activations_bytes=int(memory["activationsBytes"]),
-                    overhead_bytes=int(memory["overheadBytes"]),
-                    reserve_bytes=int(memory["reserveBytes"]),
-                    kv_pool_bytes=int(memory["kvPoolBytes"]),
-                ),
-                attention=AttentionPlan(query_heads=int(attention["queryHeads"]), kv_heads=int(attention["kvHeads"])),
                 max_context_tokens=int(data["maxContextTokens"]),
+                longest_context_tokens=int(data["longestContextTokens"]),
                 max_concurrency=int(data["maxConcurrency"]),
                 batch_limit=int(data["batchLimit"]),
                 reasons=tuple(map(str, data["reasons"])),
-                alternatives=tuple(
-                    Alternative(
-                        choice=str(other["choice"]),
-                        capacity_tokens=int(other["capacityTokens"]),
-                        max_concurrency=int(other["maxConcurrency"]),
-                        batch_limit=int(other["batchLimit"]),
-                    )
-                    for other in data["alternatives"]
-                ),
+                alternatives=tuple(map(Alternative.from_json, data["alternatives"])),
                 warnings=tuple(map(str, data["warnings"])),
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -1,57 +1,94 @@
-"""What to change where a plan does not fit: the smallest changes, each one computed with the planner's own sizes."""
+"""A refusal, and what would fit: the smallest changes, each one computed with the planner's own sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
+from kvtide_sizing import served
 from kvtide_sizing.devices.device import BUILTIN_GPUS_MIB, DeviceKind
-from kvtide_sizing.quantity import GIB, MIB
+from kvtide_sizing.errors import DoesNotFit, UnsupportedPolicy
+from kvtide_sizing.memory.budget import reserve_bytes
+from kvtide_sizing.plan.candidates import LOSS_BOUND_PERCENT
+from kvtide_sizing.plan.case import Case
+from kvtide_sizing.plan.workload import BLOCK_SIZES, Policy
+from kvtide_sizing.quantity import GIB, MIB, format_bytes
 
 _MOST = 3
-_SMALLEST_BLOCK = 16
+_MOST_DEVICES = 8
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What did not fit."""
+def does_not_fit(case: Case, context_tokens: int, policy: Policy) -> DoesNotFit:
+    """What is needed for one sequence of this context, what there is, and at most three changes that would fit."""
+    taken, device = case.budget(context_tokens), case.device
+    blocks = taken.blocks_for(1, context_tokens)
+    needed = taken.required_bytes(blocks)
+    loading = ""
+    if taken.load_peak_bytes == needed:
+        loading = f", at the peak of loading {format_bytes(taken.load_bytes)} beside weights and overhead"
+    changes = tuple(islice(_changes(case, context_tokens, policy), _MOST))
+    kv_bytes = blocks * taken.block_bytes
+    each = f" on each of {device.count} devices" if device.count > 1 else ""
+    return DoesNotFit(
+        f"{case.shape.name} needs {format_bytes(needed)}{each} for one sequence of {context_tokens} tokens "
+        f"in {case.precision} (weights {format_bytes(taken.weights_bytes)}, KV {format_bytes(kv_bytes)}, "
+        f"activations {format_bytes(taken.activations_bytes)}, overhead {format_bytes(taken.overhead_bytes)}, "
+        f"reserve {format_bytes(reserve_bytes(needed))}{loading}) "
+        f"but the device has {format_bytes(device.memory_bytes)}; it fits {', or '.join(changes)}",
+        needed_bytes=needed,
+        device_bytes=device.memory_bytes,
+        changes=changes,
+    )
 
-    kind: DeviceKind
-    device_bytes: int
-    context_tokens: int
-    block_size_tokens: int
+
+def _changes(case: Case, context_tokens: int, policy: Policy) -> Iterator[str]:
+    """Those that keep the device first, then a larger one, then both."""
+    keeping = _keeping_the_device(case, context_tokens, policy)
+    yield from islice(keeping, _MOST - 1)
+    yield from _with_another_device(case, context_tokens, policy)
 
 
-# (context, block size) -> the smallest device that holds one such sequence.
-Required = Callable[[int, int], int]
+def _keeping_the_device(case: Case, context_tokens: int, policy: Policy) -> Iterator[str]:
+    smallest = replace(case, block_size=BLOCK_SIZES[0])
+    if case.block_size > BLOCK_SIZES[0] and smallest.max_concurrency(context_tokens):
+        yield f"with kvCache.blockSizeTokens {BLOCK_SIZES[0]}"
+    for precision in LOSS_BOUND_PERCENT:
+        other = replace(case, precision=precision)
+        allowed = not policy.served_only or precision in served.PRECISIONS
+        if allowed and other.bytes_per_token < case.bytes_per_token and other.max_concurrency(context_tokens):
+            yield f"with kvCache.precision {precision}"
+            break
+    longest = case.longest_context()
+    if longest:
+        yield f"with maxContextTokens {longest}"
 
 
-def smallest_changes(wish: Wish, longest_context: int, required: Required) -> tuple[str, ...]:
-    """At most three changes, each one enough, those that keep the device first.
-
-    longest_context: what this device holds, 0 for nothing.
-    """
-    return tuple(islice(_changes(wish, longest_context, required), _MOST))
-
-
-def _changes(wish: Wish, longest_context: int, required: Required) -> Iterator[str]:
-    asked, block_size = wish.context_tokens, wish.block_size_tokens
-    if block_size > _SMALLEST_BLOCK and required(asked, _SMALLEST_BLOCK) <= wish.device_bytes:
-        yield f"with kvCache.blockSizeTokens {_SMALLEST_BLOCK}"
-    if longest_context:
-        yield f"with maxContextTokens {longest_context}"
-    needed = required(asked, block_size)
-    yield f"with device.memory {_memory(wish.kind, needed)}"
+def _with_another_device(case: Case, context_tokens: int, policy: Policy) -> Iterator[str]:
+    device, needed = case.device, case.required_bytes(context_tokens)
+    count = None if policy.served_only or device.kind is DeviceKind.CPU else _enough_devices(case, context_tokens)
+    if count is not None:
+        yield f"with device.count {count}"
+    yield f"with device.memory {_memory(device.kind, needed)}"
     big_enough = [(mib, name) for name, mib in BUILTIN_GPUS_MIB.items() if mib * MIB >= needed]
-    if wish.kind is DeviceKind.GPU and big_enough:
+    if device.kind is DeviceKind.GPU and big_enough:
         yield f"on the device {min(big_enough)[1]}"
-    offered = {_memory(wish.kind, needed)}
-    for context in (asked // 2, asked // 4):
-        memory = _memory(wish.kind, required(context, block_size)) if context >= block_size else ""
-        if memory and longest_context < context and memory not in offered:
+    longest, offered = case.longest_context(), {_memory(device.kind, needed)}
+    for context in (context_tokens // 2, context_tokens // 4):
+        memory = _memory(device.kind, case.required_bytes(context)) if context >= case.block_size else ""
+        if memory and longest < context and memory not in offered:
             offered.add(memory)
             yield f"with device.memory {memory} at maxContextTokens {context}"
+
+
+def _enough_devices(case: Case, context_tokens: int) -> int | None:
+    for count in range(case.device.count + 1, _MOST_DEVICES + 1):
+        try:
+            if replace(case, device=replace(case.device, count=count)).max_concurrency(context_tokens):
+                return count
+        except UnsupportedPolicy:  # so many cannot share the query heads
+            continue
+    return None
 
 
 def _memory(kind: DeviceKind, needed_bytes: int) -> str:

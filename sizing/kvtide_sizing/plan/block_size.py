@@ -1,0 +1,33 @@
+"""The block size: what a sequence's last block wastes, against how long its table gets and how much is shared."""
+
+from __future__ import annotations
+
+from kvtide_sizing.plan.workload import BLOCK_SIZES, Policy, Profile, Workload
+from kvtide_sizing.shape import ModelShape
+
+# An expected sequence may leave one part in so many of its last block empty, on average.
+_TAIL_PARTS = 20
+
+# Chats share prompts, and only whole blocks are shared; a head's tokens in one block are still 64 rows side by side.
+_LARGEST_FOR_CHAT = 64
+
+# A window is held in whole blocks and one more; a block this small against the window keeps that one cheap.
+_WINDOW_PARTS = 4
+
+
+def choose_block_size(shape: ModelShape, workload: Workload, policy: Policy) -> int:
+    """The asked one, or the largest that wastes little of the expected sequence and of the narrowest window."""
+    if policy.block_size_tokens is not None:
+        return policy.block_size_tokens
+    windows = [layer.window for layer in shape.layers if layer.window is not None]
+    most = min(
+        workload.mean_sequence_tokens * 2 // _TAIL_PARTS,
+        _LARGEST_FOR_CHAT if workload.profile is Profile.CHAT else BLOCK_SIZES[-1],
+        min(windows, default=BLOCK_SIZES[-1] * _WINDOW_PARTS) // _WINDOW_PARTS,
+    )
+    return max((size for size in BLOCK_SIZES if size <= most), default=BLOCK_SIZES[0])
+
+
+def tail_waste(block_size: int, sequence_tokens: int) -> float:
+    """The part of an expected sequence's blocks that is empty on average: half of the last one."""
+    return block_size / 2 / sequence_tokens

@@ -1,0 +1,96 @@
+"""One way to serve a model on a device: all is fixed but the context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvtide_sizing.devices.device import Device
+from kvtide_sizing.formats import Precision, bytes_per_token
+from kvtide_sizing.memory.budget import Budget, budget
+from kvtide_sizing.memory.sharding import shard
+from kvtide_sizing.memory.weights import WeightFormat
+from kvtide_sizing.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan in the making.
+
+    shape:            with the KV heads that this case serves
+    batch_cap:        sequences that a step runs at most
+    sequence_tokens:  of the expected sequence
+    """
+
+    shape: ModelShape
+    device: Device
+    precision: Precision
+    block_size: int
+    batch_cap: int
+    sequence_tokens: int
+    weights: WeightFormat
+
+    @cached_property
+    def bytes_per_token(self) -> int:
+        """KV bytes of one token on each device."""
+        return bytes_per_token(self._local, self.precision)
+
+    def budget(self, context_tokens: int) -> Budget:
+        """What is taken of a device where the longest sequence has so many tokens."""
+        # Only activations and tables depend on the context, and a search asks for many contexts.
+        return self._budget_at_no_context.at_context(self._local, context_tokens, self.batch_cap)
+
+    @cached_property
+    def _local(self) -> ModelShape:
+        return shard(self.shape, self.device.count)
+
+    @cached_property
+    def _budget_at_no_context(self) -> Budget:
+        return budget(
+            self.shape,
+            self.device,
+            self.precision,
+            self.block_size,
+            context_tokens=0,
+            batch=self.batch_cap,
+            weights=self.weights,
+        )
+
+    def num_blocks(self, context_tokens: int) -> int:
+        """Blocks of all layers that the device holds."""
+        return self.budget(context_tokens).num_blocks(self.device.memory_bytes)
+
+    def max_concurrency(self, context_tokens: int) -> int:
+        """Sequences of this context that the device holds."""
+        taken = self.budget(context_tokens)
+        return taken.sequences(taken.num_blocks(self.device.memory_bytes), context_tokens)
+
+    def held(self, context_tokens: int) -> int:
+        """Sequences of the expected length that the device holds, where the longest has context_tokens."""
+        taken = self.budget(context_tokens)
+        num_blocks = taken.num_blocks(self.device.memory_bytes)
+        return taken.sequences(num_blocks, self.expected_tokens(context_tokens))
+
+    def batch_limit(self, context_tokens: int) -> int:
+        """Of these, as many as a step runs; at least one."""
+        return max(1, min(self.held(context_tokens), self.batch_cap))
+
+    def expected_tokens(self, context_tokens: int) -> int:
+        """Tokens of the expected sequence, which the context cuts."""
+        return min(self.sequence_tokens, context_tokens)
+
+    def required_bytes(self, context_tokens: int, sequences: int = 1) -> int:
+        """The smallest memory that holds so many sequences of this context."""
+        taken = self.budget(context_tokens)
+        return taken.required_bytes(taken.blocks_for(sequences, context_tokens))
+
+    def longest_context(self) -> int:
+        """The longest context of which the device holds one sequence, in whole blocks up to the model's; or 0."""
+        most = self.shape.max_context_tokens
+        if self.max_concurrency(most):
+            return most
+        low, high = 0, most // self.block_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.max_concurrency(middle * self.block_size) else (low, middle - 1)
+        return low * self.block_size
