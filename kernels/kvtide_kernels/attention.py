@@ -4,48 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import torch
+
+from kvtide_sizing.memory.kv import KvLayout, TableLayout
+
+
+class BlockTable(Protocol):
+    """One sequence's blocks for the layers of one table, without those that it gave back behind its window."""
+
+    @property
+    def first(self) -> int:
+        """How many blocks it gave back: token t lies in blocks[t // block_size - first] at t % block_size."""
+        ...
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """The blocks that are left, in order."""
+        ...
 
 
 @dataclass(frozen=True)
 class SequenceSpan:
     """One sequence's share of a step: new_tokens that follow past_tokens whose keys and values the pool has.
 
-    block_table holds the blocks of past and new tokens in order: token t lies in block_table[t // block_size]
-    at t % block_size. A decode step has one new token, a prefill chunk has more.
+    tables:  its block tables, as the layout has them; each holds the new tokens too, and what they attend to
+    A decode step has one new token, a prefill chunk has more.
     """
 
-    block_table: Sequence[int]
+    tables: Sequence[BlockTable]
     past_tokens: int
     new_tokens: int
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that the pool holds after the step."""
+        """Past and new tokens."""
         return self.past_tokens + self.new_tokens
 
-    def check(self, block_size: int) -> None:
-        """Raise ValueError where the span cannot be run: nothing to compute, or tokens without a block."""
+    def needed_blocks(self, table: TableLayout, block_size: int) -> range:
+        """The numbers of a table's blocks that the new tokens lie in or attend to."""
+        return range(table.first_needed(self.past_tokens) // block_size, -(-self.total_tokens // block_size))
+
+    def block_ids(self, table: int, numbers: range) -> list[int]:
+        """The blocks of these numbers in that one of its tables."""
+        held = self.tables[table]
+        return list(islice(held.blocks, numbers.start - held.first, numbers.stop - held.first))
+
+    def check(self, layout: KvLayout) -> None:
+        """Raise ValueError where the span cannot be run: nothing to compute, or a token without its block."""
         if self.new_tokens < 1 or self.past_tokens < 0:
             raise ValueError(f"a span needs new tokens, but has {self.new_tokens} after {self.past_tokens}")
-        if self.total_tokens > len(self.block_table) * block_size:
-            raise ValueError(
-                f"{self.total_tokens} tokens do not fit the {len(self.block_table)} blocks "
-                f"of {block_size} in their table"
-            )
+        if len(self.tables) != len(layout.tables):
+            raise ValueError(f"a span has {len(self.tables)} block tables, but the layout {len(layout.tables)}")
+        for number, (table, of_layers) in enumerate(zip(self.tables, layout.tables, strict=True)):
+            needed = self.needed_blocks(of_layers, layout.block_size)
+            held = range(table.first, table.first + len(table.blocks))
+            if not held.start <= needed.start < needed.stop <= held.stop:
+                raise ValueError(
+                    f"{self.new_tokens} tokens after {self.past_tokens} need the blocks {needed.start} to "
+                    f"{needed.stop - 1} of {layout.block_size}, but table {number} holds {len(held)} "
+                    f"from {held.start} on"
+                )
 
 
 class AttentionStep(Protocol):
-    """A planned step: block tables, slots and lengths are on the device already, the same for every layer."""
+    """A planned step: block tables, slots and lengths are on the device already."""
 
     def run(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Write the step's keys and values to the layer's blocks; each new token attends to its sequence.
 
         query [tokens, query_heads, head_dim]; key, value [tokens, kv_heads, head_dim]: the spans' new tokens
-        one after another, RoPE applied. Returns [tokens, query_heads, head_dim]. Scores are scaled by
-        head_dim ** -0.5.
+        one after another, RoPE applied. Returns [tokens, query_heads, head_dim]. A token attends to itself and to
+        all before it, or to the last ones of its layer's window.
         """
         ...
 

@@ -5,32 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvtide_sizing.plan.record import AttentionPlan, KvPlan, MemoryPlan, Plan
+from kvtide_sizing.devices.device import Device, DeviceKind
+from kvtide_sizing.models.inspect import inspect_model
+from kvtide_sizing.plan import Policy, Workload, plan
 from kvtide_worker.engine.config import DType, EngineConfig
 from kvtide_worker.engine.engine import Engine
 from kvtide_worker.engine.load import load_engine
 from kvtide_worker.engine.messages import AddRequest, SamplingParams, TokenOutput
-from kvtide_worker.models.checkpoint import open_checkpoint
 
 
 def plan_for(model: Path, *, num_blocks: int, block_size: int, max_context: int, batch_limit: int) -> dict[str, Any]:
-    """A plan for the model's heads; its memory is nobody's in these tests."""
-    config = open_checkpoint(model).config
-    bytes_per_token = config.num_layers * config.kv_heads * 2 * config.head_dim * 2
-    plan = Plan(
-        model=model.name,
-        device="cpu",
-        kv=KvPlan("BF16", block_size, bytes_per_token, num_blocks),
-        memory=MemoryPlan(0, 0, 0, 0, 0, 0),
-        attention=AttentionPlan(config.query_heads, config.kv_heads),
-        max_context_tokens=max_context,
-        max_concurrency=1,
-        batch_limit=batch_limit,
-        reasons=(),
-        alternatives=(),
-        warnings=(),
-    )
-    return plan.to_json()
+    """The planner's plan for the model, with another pool than its device would hold."""
+    planned = plan(
+        inspect_model(model),
+        Device("some", DeviceKind.CPU, 1 << 36),
+        Workload(max_context_tokens=max_context),
+        Policy(block_size_tokens=block_size),
+    ).to_json()
+    planned["kv"]["numBlocks"] = num_blocks
+    planned["batchLimit"] = batch_limit
+    return planned
 
 
 def load(
@@ -43,10 +37,10 @@ def load(
     batch_limit: int = 16,
 ) -> Engine:
     """An engine that has generated its warm-up token."""
-    plan = plan_for(
+    planned = plan_for(
         model, num_blocks=num_blocks, block_size=block_size, max_context=max_context, batch_limit=batch_limit
     )
-    return load_engine(EngineConfig(f"file://{model}", plan, dtype=dtype), progress=lambda stage: None)
+    return load_engine(EngineConfig(f"file://{model}", planned, dtype=dtype), progress=lambda stage: None)
 
 
 def greedy(max_tokens: int, **changes: Any) -> SamplingParams:

@@ -197,6 +197,12 @@ def test_refuses_a_plan_for_something_else(
         load_engine(EngineConfig(f"file://{model}", plan), progress=lambda stage: None)
 
 
+def test_refuses_a_pool_that_one_sequence_would_outgrow(model: Path) -> None:
+    load(model, num_blocks=5, max_context=80)
+    with pytest.raises(InvalidPlan, match="one sequence of 81 tokens needs 6 blocks of 16, but the plan's pool has 5"):
+        load(model, num_blocks=5, max_context=81)
+
+
 def test_says_what_it_does_while_it_loads(model: Path) -> None:
     plan = plan_for(model, num_blocks=8, block_size=16, max_context=64, batch_limit=2)
     stages: list[str] = []

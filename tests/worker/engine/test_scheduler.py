@@ -7,20 +7,25 @@ import itertools
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvtide_sizing.memory.kv import KvLayout
 from kvtide_worker.engine.block_manager import BlockManager
 from kvtide_worker.engine.messages import SamplingParams
 from kvtide_worker.engine.request import Request
 from kvtide_worker.engine.scheduler import Scheduler
+from tests.worker.engine.layouts import layout_of, layouts
+
+NO_WINDOW = layout_of([None])
 
 
 class Bench:
     """A scheduler, and a model that takes no time and never says the end-of-sequence token."""
 
-    def __init__(self, *, num_blocks: int, block_size: int = 4, batch_limit: int = 4, budget: int = 16) -> None:
-        self.blocks = BlockManager(num_blocks, block_size)
-        self.scheduler = Scheduler(self.blocks, max_batch_limit=batch_limit, step_token_budget=budget)
+    def __init__(self, *, num_blocks: int, layout: KvLayout = NO_WINDOW, batch_limit: int = 4) -> None:
+        self.layout = layout
+        self.blocks = BlockManager(layout, num_blocks)
+        self.scheduler = Scheduler(self.blocks, max_batch_limit=batch_limit)
         self.requests: dict[str, Request] = {}
         self.finished: list[str] = []
         self._arrivals = itertools.count()
@@ -35,7 +40,7 @@ class Bench:
         """Run a step; how many tokens of each request it computed, in its order."""
         chunks = self.scheduler.schedule()
         for chunk in chunks:
-            self.blocks.advance(chunk.request.table, chunk.new_tokens)
+            self.blocks.advance(chunk.request.blocks, chunk.new_tokens)
             if chunk.request.pending_tokens == 0 and chunk.request.append(0, ()):
                 self.scheduler.remove(chunk.request)
                 self.finished.append(chunk.request.request_id)
@@ -162,15 +167,43 @@ def test_counts_what_is_queued() -> None:
 
 def test_a_budget_below_the_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="a step of 3 tokens cannot run 4 sequences"):
-        Bench(num_blocks=4, budget=3)
+        Bench(num_blocks=4, layout=layout_of([None], step_tokens=3))
+
+
+def test_a_windowed_request_leaves_room_for_a_step() -> None:
+    """Window 5 in blocks of 4: 2 blocks each, and ceil(15 / 4) for the new tokens of a step of 16."""
+    layout = layout_of([5])
+    bench = Bench(num_blocks=2 + 4, layout=layout)
+    bench.add("a", prompt=60)
+    bench.add("b", prompt=60)
+    assert bench.step() == {"a": 16}
+    assert bench.names() == (["a"], ["b"])
+    bench = Bench(num_blocks=2 + 2 + 4, layout=layout)
+    bench.add("a", prompt=60)
+    bench.add("b", prompt=60)
+    assert bench.step() == {"a": 8, "b": 8}
+
+
+def test_a_chunk_takes_the_blocks_that_decodes_have_left() -> None:
+    """Window 9 in blocks of 2, 12 blocks. Between steps the long prompt holds 4: its last 8 tokens."""
+    bench = Bench(num_blocks=12, layout=layout_of([9], block_size=2, step_tokens=8))
+    bench.add("long", prompt=36)
+    bench.add("b", prompt=1, max_tokens=30)
+    bench.add("c", prompt=1, max_tokens=30)
+    # 6 are what two decodes leave of 8. From the 5th step on b and c hold 3 blocks each: 2 are left, for 4 tokens.
+    assert [bench.step()["long"] for _ in range(6)] == [6, 6, 6, 6, 4, 4]
+    # With their 7th token they take the 7th and 8th block. None is left for the oldest request: the newest gives its.
+    assert bench.step() == {"b": 1, "long": 4}
+    assert bench.names() == (["long", "b"], ["c"])
+    assert bench.scheduler.preemptions == 1
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Random requests that all fit the pool alone, aborts and limits, between steps."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.bench = Bench(num_blocks=8)
+    @initialize(layout=layouts, more_blocks=st.integers(0, 8))
+    def start(self, layout: KvLayout, more_blocks: int) -> None:
+        self.bench = Bench(num_blocks=layout.required_blocks(1, 32) + more_blocks, layout=layout)
         self.added = 0
         self.aborted = 0
 
@@ -195,7 +228,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(steps):
             oldest = min(self.bench.requests.values(), key=lambda request: request.arrival, default=None)
             computed = self.bench.step()
-            assert sum(computed.values()) <= 16
+            assert sum(computed.values()) <= self.bench.layout.step_tokens
             assert len(computed) <= self.bench.scheduler.batch_limit
             assert all(computed.values())
             # Whoever came first moves in every step: so each request does in the end.
@@ -204,12 +237,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_conserved_and_exclusive(self) -> None:
         scheduler, blocks = self.bench.scheduler, self.bench.blocks
-        held = [block for request in scheduler.running for block in request.table.blocks]
+        held = [block for request in scheduler.running for table in request.blocks.tables for block in table.blocks]
         assert len(held) == len(set(held)) == blocks.live_blocks
         assert blocks.live_blocks + blocks.cached_blocks + blocks.free_blocks == blocks.num_blocks
-        assert blocks.live_tokens == sum(request.table.num_tokens for request in scheduler.running)
-        assert not any(request.table.blocks for request in scheduler.waiting)
+        assert not any(request.blocks.tables or request.blocks.num_tokens for request in scheduler.waiting)
         assert len(scheduler.running) + len(scheduler.waiting) == len(self.bench.requests)
+
+    @invariant()
+    def nobody_holds_more_than_the_layout_says(self) -> None:
+        for request in self.bench.scheduler.running:
+            assert request.blocks.num_blocks <= self.bench.layout.sequence_blocks(request.num_tokens)
 
     def teardown(self) -> None:
         # Each step gives the oldest request a token at least.
@@ -222,4 +259,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

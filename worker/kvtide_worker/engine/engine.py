@@ -9,7 +9,8 @@ import torch
 
 from kvtide_kernels.attention import PagedAttention, SequenceSpan
 from kvtide_kernels.pool import KVPool
-from kvtide_worker.engine.admission import Capacity
+from kvtide_sizing.errors import InvalidPlan
+from kvtide_worker.engine.admission import refusal
 from kvtide_worker.engine.block_manager import BlockManager
 from kvtide_worker.engine.memory import MemoryMeter
 from kvtide_worker.engine.messages import AddRequest, EngineState, FinishReason, MeasuredMemory, TokenOutput
@@ -25,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Requests in, tokens out, one step at a time. It has no thread and no I/O of its own."""
+    """Requests in, tokens out, one step at a time. It has no thread and no I/O of its own.
+
+    Raises InvalidPlan where the pool does not hold one sequence of max_context_tokens: it might never end.
+    """
 
     def __init__(
         self,
@@ -36,16 +40,16 @@ class Engine:
         meter: MemoryMeter,
         max_context_tokens: int,
         max_batch_limit: int,
-        step_token_budget: int,
     ) -> None:
+        _check(pool, max_context_tokens)
         self._model = model
         self._pool = pool
         self._attention = attention
         self._meter = meter
         self._device = pool.storage.device
-        self._blocks = BlockManager(pool.num_blocks, pool.block_size)
-        self._scheduler = Scheduler(self._blocks, max_batch_limit=max_batch_limit, step_token_budget=step_token_budget)
-        self._capacity = Capacity(max_context_tokens, pool.num_blocks, pool.block_size)
+        self._max_context_tokens = max_context_tokens
+        self._blocks = BlockManager(pool.layout, pool.num_blocks)
+        self._scheduler = Scheduler(self._blocks, max_batch_limit=max_batch_limit)
         self._sampler = Sampler(self._device)
         self._requests: dict[str, Request] = {}
         self._refused: list[TokenOutput] = []
@@ -68,12 +72,12 @@ class Engine:
 
     def add(self, command: AddRequest) -> None:
         """Queue a request; one that can never run is told so by the next step, as an error with the numbers."""
-        refusal = self._capacity.refusal(len(command.prompt_token_ids), command.sampling.max_tokens)
+        refused = refusal(len(command.prompt_token_ids), command.sampling.max_tokens, self._max_context_tokens)
         vocab_size = self._model.config.vocab_size
-        if refusal is None and not all(0 <= token < vocab_size for token in command.prompt_token_ids):
-            refusal = f"the prompt has token ids outside the model's vocabulary, which is 0 to {vocab_size - 1}"
-        if refusal is not None:
-            self._refused.append(TokenOutput(command.request_id, [], FinishReason.ERROR, refusal))
+        if refused is None and not all(0 <= token < vocab_size for token in command.prompt_token_ids):
+            refused = f"the prompt has token ids outside the model's vocabulary, which is 0 to {vocab_size - 1}"
+        if refused is not None:
+            self._refused.append(TokenOutput(command.request_id, [], FinishReason.ERROR, refused))
             return
         request = Request(command.request_id, self._arrivals, command.prompt_token_ids, command.sampling)
         self._arrivals += 1
@@ -111,7 +115,7 @@ class Engine:
         return EngineState(
             sampled_at=time.time(),
             num_blocks=blocks.num_blocks,
-            block_size_tokens=blocks.block_size,
+            block_size_tokens=blocks.layout.block_size,
             live_blocks=blocks.live_blocks,
             cached_blocks=blocks.cached_blocks,
             free_blocks=blocks.free_blocks,
@@ -138,7 +142,7 @@ class Engine:
         logits, sampled = self._compute(chunks)
         tokens = self._sampler.sample(logits, sampled) if sampled else []
         for chunk in chunks:
-            self._blocks.advance(chunk.request.table, chunk.new_tokens)
+            self._blocks.advance(chunk.request.blocks, chunk.new_tokens)
         return [self._output(request, token) for request, token in zip(sampled, tokens, strict=True)]
 
     def _compute(self, chunks: list[Chunk]) -> tuple[torch.Tensor, list[Request]]:
@@ -149,10 +153,10 @@ class Engine:
         sampled: list[Request] = []
         spans: list[SequenceSpan] = []
         for chunk in chunks:
-            request, past = chunk.request, chunk.request.table.num_tokens
+            request, past = chunk.request, chunk.request.blocks.num_tokens
             token_ids += request.token_ids(past, past + chunk.new_tokens)
             positions += range(past, past + chunk.new_tokens)
-            spans.append(SequenceSpan(request.table.blocks, past, chunk.new_tokens))
+            spans.append(SequenceSpan(request.blocks.tables, past, chunk.new_tokens))
             if chunk.new_tokens == request.pending_tokens:
                 logit_rows.append(len(token_ids) - 1)
                 sampled.append(request)
@@ -184,9 +188,18 @@ class Engine:
     def _measured_memory(self) -> MeasuredMemory:
         now = time.monotonic()
         if self._memory is None or now - self._memory_measured_at >= _MEMORY_SAMPLE_SECONDS:
-            self._memory = self._meter.measure(self._model.weights_bytes, self._pool.nbytes)
+            self._memory = self._meter.measure()
             self._memory_measured_at = now
         return self._memory
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _check(pool: KVPool, max_context_tokens: int) -> None:
+    needed = pool.layout.required_blocks(1, max_context_tokens)
+    if needed > pool.num_blocks:
+        raise InvalidPlan(
+            f"one sequence of {max_context_tokens} tokens needs {needed} blocks of {pool.layout.block_size}, but the "
+            f"plan's pool has {pool.num_blocks}; lower maxContextTokens, or plan for more memory"
+        )

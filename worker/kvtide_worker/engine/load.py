@@ -9,13 +9,13 @@ import torch
 from kvtide_kernels.pool import KVPool
 from kvtide_kernels.torch_attention import TorchAttention
 from kvtide_sizing.errors import InvalidPlan, UnsupportedPrecision
-from kvtide_sizing.memory.budget import STEP_TOKEN_BUDGET
 from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_sizing.plan.record import Plan
 from kvtide_worker.engine.cgroup import Cgroup
 from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.engine import Engine
-from kvtide_worker.engine.memory import MemoryMeter
+from kvtide_worker.engine.layout import served_layout
+from kvtide_worker.engine.memory import MemoryMeter, give_back_heap, usage_reader
 from kvtide_worker.engine.messages import AddRequest, SamplingParams
 from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.config import ModelConfig
@@ -32,30 +32,35 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     """
     torch.set_num_threads(config.threads or Cgroup().cpus())
     device, dtype, plan = torch.device(config.device), _DTYPES[config.dtype], Plan.from_json(config.plan)
-    meter = MemoryMeter(device)
     progress("finding the model")
-    checkpoint = open_checkpoint(fetch(ModelUri.parse(config.model_uri)))
+    path = fetch(ModelUri.parse(config.model_uri))
+    checkpoint = open_checkpoint(path)
     _check(plan, checkpoint.config)
     progress("loading weights")
     model = load_model(checkpoint, dtype=dtype, device=device, max_positions=plan.max_context_tokens)
     progress("allocating the KV pool")
+    layout = served_layout(path, plan, model.config)
     pool = KVPool.allocate(
-        num_layers=model.config.num_layers,
-        num_blocks=plan.kv.num_blocks,
+        layout,
+        num_blocks=plan.kv.num_blocks * len(layout.tables),
         kv_heads=model.config.kv_heads,
-        block_size=plan.kv.block_size_tokens,
         head_dim=model.config.head_dim,
         dtype=dtype,
         device=device,
     )
+    give_back_heap()
+    meter = MemoryMeter(
+        usage_reader(device, plan.memory.device_bytes),
+        weights_bytes=model.weights_bytes,
+        kv_pool_bytes=pool.nbytes,
+    )
     engine = Engine(
         model=model,
         pool=pool,
-        attention=TorchAttention(pool),
+        attention=TorchAttention(pool, scale=model.config.attention_scale),
         meter=meter,
         max_context_tokens=plan.max_context_tokens,
         max_batch_limit=plan.batch_limit,
-        step_token_budget=STEP_TOKEN_BUDGET,
     )
     progress("generating the first token")
     _warm_up(engine)

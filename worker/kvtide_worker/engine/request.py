@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvtide_worker.engine.block_manager import BlockTable
+from kvtide_worker.engine.block_manager import SequenceBlocks
 from kvtide_worker.engine.messages import FinishReason, SamplingParams
 
 
@@ -20,7 +20,7 @@ class Request:
     prompt_token_ids: list[int]
     sampling: SamplingParams
     output_token_ids: list[int] = field(default_factory=list)
-    table: BlockTable = field(default_factory=BlockTable)
+    blocks: SequenceBlocks = field(default_factory=SequenceBlocks)
 
     @property
     def num_tokens(self) -> int:
@@ -30,12 +30,17 @@ class Request:
     @property
     def pending_tokens(self) -> int:
         """Tokens whose keys and values are not computed yet: 1 between two decode steps, more in prefill."""
-        return self.num_tokens - self.table.num_tokens
+        return self.num_tokens - self.blocks.num_tokens
 
     @property
     def expected_output_tokens(self) -> int:
         """Tokens it may still generate."""
         return self.sampling.max_tokens - len(self.output_token_ids)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of prompt and output that it may end with."""
+        return len(self.prompt_token_ids) + self.sampling.max_tokens
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """Tokens [start, end) of prompt and output."""

@@ -12,7 +12,7 @@ from kvtide_worker.engine.request import Request
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next new_tokens of one request, to be computed in a step. Its table has the blocks for them."""
+    """The next new_tokens of one request, to be computed in a step. Its tables have the blocks for them."""
 
     request: Request
     new_tokens: int
@@ -27,14 +27,17 @@ class Scheduler:
 
     Running requests decode first, oldest first; what is left of the budget goes to prefill in equal shares, so that
     a short prompt does not stand behind a long one. The oldest request is never preempted for another one, and each
-    fits the pool alone (`Capacity`), so that every request ends.
+    fits the pool alone (`Engine` sees to it), so that every request ends.
+
+    A request is let in with all blocks that its tokens so far will ever hold between two steps. What windowed tables
+    hold beyond that while a step runs is kept free at admission; where decodes have grown into it, a chunk is cut.
     """
 
-    def __init__(self, blocks: BlockManager, *, max_batch_limit: int, step_token_budget: int) -> None:
-        """Raises ValueError where the budget would not give each running request one token a step."""
-        if step_token_budget < max_batch_limit:
+    def __init__(self, blocks: BlockManager, *, max_batch_limit: int) -> None:
+        """Raises ValueError where a step of the layout's tokens would not give each running request one."""
+        if blocks.layout.step_tokens < max_batch_limit:
             raise ValueError(
-                f"a step of {step_token_budget} tokens cannot run {max_batch_limit} sequences; "
+                f"a step of {blocks.layout.step_tokens} tokens cannot run {max_batch_limit} sequences; "
                 f"it needs a budget of {max_batch_limit} or a lower batch limit"
             )
         self.waiting: deque[Request] = deque()
@@ -43,7 +46,6 @@ class Scheduler:
         self.batch_limit = max_batch_limit
         self.preemptions = 0
         self._blocks = blocks
-        self._step_token_budget = step_token_budget
 
     @property
     def queued_prompt_tokens(self) -> int:
@@ -57,14 +59,14 @@ class Scheduler:
         return sum(request.expected_output_tokens for request in [*self.waiting, *self.running])
 
     def add(self, request: Request) -> None:
-        """Queue a request that `Capacity` does not refuse."""
+        """Queue a request that is not refused (`refusal`)."""
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
         """Forget a request, finished or not, and free its blocks."""
         if request in self.running:
             self.running.remove(request)
-            self._blocks.release(request.table)
+            self._blocks.release(request.blocks)
         else:
             self.waiting.remove(request)
 
@@ -83,7 +85,8 @@ class Scheduler:
             self._admit()
         decoding = {chunk.request.request_id for chunk in decodes}
         prefilling = [request for request in self.running if request.request_id not in decoding]
-        return decodes + self._share(prefilling, self._step_token_budget - len(decodes))
+        shares = self._share(prefilling, self._blocks.layout.step_tokens - len(decodes))
+        return self._prefills(shares, decodes)
 
     def _decodes(self) -> list[Chunk]:
         chunks = []
@@ -94,30 +97,64 @@ class Scheduler:
             index += 1
             if request.pending_tokens > 1:
                 continue
-            while not self._blocks.reserve(request.table, request.num_tokens):
-                assert len(self.running) > 1, "a request that does not fit the pool alone was let in"
-                self.preemptions += 1
-                if self._requeue_newest() is request:
+            while not self._blocks.reserve(request.blocks, request.num_tokens):
+                if self._preempt_newest() is request:
                     break
             else:
                 chunks.append(Chunk(request, 1))
         return chunks
 
+    def _prefills(self, shares: list[Chunk], decodes: list[Chunk]) -> list[Chunk]:
+        """Decodes and prefill chunks together, each of these cut to what the free blocks hold, oldest first."""
+        chunks = list(decodes)
+        for share in sorted(shares, key=lambda chunk: chunk.request.arrival):
+            if not share.request.blocks.tables:
+                continue  # preempted for the oldest one
+            new_tokens = self._cut(share)
+            while not new_tokens and share.request is self.running[0]:
+                victim = self._preempt_newest()
+                chunks = [chunk for chunk in chunks if chunk.request is not victim]
+                new_tokens = self._cut(share)
+            if new_tokens:
+                chunks.append(Chunk(share.request, new_tokens))
+        return chunks
+
+    def _cut(self, share: Chunk) -> int:
+        """How many tokens of the share have blocks, which are reserved; fewer by whole blocks, down to none."""
+        request, past, size = share.request, share.request.blocks.num_tokens, self._blocks.layout.block_size
+        end = past + share.new_tokens
+        while end > past and not self._blocks.reserve(request.blocks, end):
+            end = (end - 1) // size * size
+        return max(0, end - past)
+
+    def _preempt_newest(self) -> Request:
+        assert len(self.running) > 1, "a request that does not fit the pool alone was let in"
+        self.preemptions += 1
+        return self._requeue_newest()
+
     def _requeue_newest(self) -> Request:
         request = self.running.pop()
-        self._blocks.release(request.table)
+        self._blocks.release(request.blocks)
         self.waiting.appendleft(request)
         return request
 
     def _admit(self) -> None:
+        if not self.waiting:
+            return
+        # Beside what a step takes and gives back, room for the running ones to grow.
+        kept = self._blocks.layout.step_blocks + sum(map(self._growth, self.running))
         while self.waiting and len(self.running) < self.batch_limit:
             request = self.waiting[0]
-            # One block of growth for each running request, or a full pool would preempt what it just let in.
-            needed = self._blocks.blocks_for(request.num_tokens) + len(self.running)
-            if needed > self._blocks.free_blocks:
+            if not self._blocks.admit(request.blocks, request.num_tokens, kept):
                 return
-            self._blocks.reserve(request.table, request.num_tokens)
+            kept += self._growth(request)
             insort(self.running, self.waiting.popleft(), key=lambda other: other.arrival)
+
+    def _growth(self, request: Request) -> int:
+        """Blocks for as many more tokens as a block has, or a full pool would preempt what it just let in."""
+        layout = self._blocks.layout
+        soon = min(request.num_tokens + layout.block_size, request.most_tokens)
+        return layout.sequence_blocks(soon) - request.blocks.num_blocks
 
     @staticmethod
     def _share(prefilling: list[Request], budget: int) -> list[Chunk]:
