@@ -14,15 +14,22 @@ from kvtide_worker.models.safetensors import SafetensorsCheckpoint
 
 
 class Checkpoint(Protocol):
-    """Weights under Hugging Face's names, read one by one: loading needs little more than the model."""
+    """Weights under Hugging Face's names, in its row order and with its meaning, whatever the file has."""
 
     @property
     def config(self) -> ModelConfig:
         """The model's dimensions."""
         ...
 
-    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A copy of the named tensor, in Hugging Face's row order. Raises KeyError where it is absent."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The named tensor's dimensions. Raises KeyError where it is absent."""
+        ...
+
+    def read(self, name: str, out: torch.Tensor) -> None:
+        """Fill out, of the tensor's shape and of any dtype and device, some rows at a time (`chunks.row_chunks`).
+
+        Raises KeyError where the tensor is absent.
+        """
         ...
 
 

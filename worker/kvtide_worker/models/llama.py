@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from kvtide_kernels.attention import AttentionStep
 from kvtide_worker.models.checkpoint import Checkpoint
 from kvtide_worker.models.config import ModelConfig
+from kvtide_worker.models.layers import normalise, project
 from kvtide_worker.models.rope import RotaryEmbedding, rotate
+from kvtide_worker.models.weights import WeightLoader
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,7 @@ class LlamaModel:
 
     def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:
         self.config: ModelConfig = checkpoint.config
-
-        def load(*names: str) -> torch.Tensor:
-            parts = [checkpoint.tensor(f"{name}.weight", dtype).to(device) for name in names]
-            return torch.cat(parts) if len(parts) > 1 else parts[0]
-
+        load = WeightLoader(checkpoint, dtype, device).load
         self._embedding = load("model.embed_tokens")
         self._layers = [
             LlamaLayer(
@@ -85,9 +83,9 @@ class LlamaModel:
             normed = self._rms_norm(hidden, layer.attention_norm)
             hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
             normed = self._rms_norm(hidden, layer.mlp_norm)
-            gate, up = _project(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + _project(silu(gate) * up, layer.down)
-        return _project(self._rms_norm(hidden[logit_rows], self._norm), self._lm_head).float()
+            gate, up = project(normed, layer.gate_up).chunk(2, dim=-1)
+            hidden = hidden + project(silu(gate) * up, layer.down)
+        return project(self._rms_norm(hidden[logit_rows], self._norm), self._lm_head).float()
 
     def _attend(
         self,
@@ -99,7 +97,7 @@ class LlamaModel:
         attention: AttentionStep,
     ) -> torch.Tensor:
         config = self.config
-        heads = _project(normed, layer.qkv).view(-1, config.query_heads + 2 * config.kv_heads, config.head_dim)
+        heads = project(normed, layer.qkv).view(-1, config.query_heads + 2 * config.kv_heads, config.head_dim)
         rotated = rotate(heads[:, : config.query_heads + config.kv_heads], cos, sin)
         attended = attention.run(
             index,
@@ -107,20 +105,7 @@ class LlamaModel:
             key=rotated[:, config.query_heads :],
             value=heads[:, config.query_heads + config.kv_heads :],
         )
-        return _project(attended.flatten(1), layer.attention_out)
+        return project(attended.flatten(1), layer.attention_out)
 
     def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        wide = hidden.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        return weight * wide.to(hidden.dtype)
-
-
-def _project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """rows [tokens, in] times weight [out, in].
-
-    A single row takes another path through the CPU's BLAS, which sums in another order. With two at least, a
-    bfloat16 row gives the same result whoever shares the step with it; it costs a lone sequence a tenth of its speed.
-    """
-    if rows.shape[0] == 1:
-        return linear(rows.expand(2, -1), weight)[:1]
-    return linear(rows, weight)
+        return weight * normalise(hidden, self.config.rms_norm_eps).to(hidden.dtype)

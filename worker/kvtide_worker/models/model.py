@@ -8,7 +8,8 @@ import torch
 
 from kvtide_kernels.attention import AttentionStep
 from kvtide_worker.models.checkpoint import Checkpoint
-from kvtide_worker.models.config import ModelConfig
+from kvtide_worker.models.config import Family, ModelConfig
+from kvtide_worker.models.gemma3 import Gemma3Model
 from kvtide_worker.models.llama import LlamaModel
 
 
@@ -35,6 +36,13 @@ class Model(Protocol):
         ...
 
 
+_FAMILIES: dict[Family, type[LlamaModel] | type[Gemma3Model]] = {"llama": LlamaModel, "gemma3": Gemma3Model}
+
+
 def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, max_positions: int) -> Model:
-    """Read a checkpoint's weights into the model of its family, for positions below max_positions."""
-    return LlamaModel(checkpoint, dtype=dtype, device=device, max_positions=max_positions)
+    """Read a checkpoint's weights into the model of its family, for positions below max_positions.
+
+    At its peak it takes, beside the weights, one chunk of `WeightLoader`, and then what the rotary tables take.
+    """
+    family = _FAMILIES[checkpoint.config.family]
+    return family(checkpoint, dtype=dtype, device=device, max_positions=max_positions)

@@ -69,7 +69,10 @@ class Rope:
 
 
 class RotaryEmbedding:
-    """The rotation of query and key heads by position, tabled for positions below max_positions."""
+    """The rotation of query and key heads by position, tabled for positions below max_positions.
+
+    The tables hold 2 · max_positions · head_dim / 2 elements of dtype: cosines and sines of one half of a head.
+    """
 
     def __init__(
         self,
@@ -84,12 +87,12 @@ class RotaryEmbedding:
         frequencies = rope.scaling.apply(1.0 / rope.theta**exponents)
         positions = torch.arange(max_positions, dtype=torch.float32, device=device)
         angles = torch.outer(positions, frequencies)
-        self._cos = torch.cat([angles.cos()] * 2, dim=-1).to(dtype)
-        self._sin = torch.cat([-angles.sin(), angles.sin()], dim=-1).to(dtype)
+        self._cos, self._sin = angles.cos().to(dtype), angles.sin().to(dtype)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and signed sines [tokens, 1, head_dim] for `rotate`, looked up once for all layers."""
-        return self._cos[positions][:, None], self._sin[positions][:, None]
+        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
