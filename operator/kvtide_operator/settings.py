@@ -36,3 +36,8 @@ class OperatorSettings:
     health_port: int = 8081
     resync_seconds: float = 2.0
     admission: AdmissionSettings | None = None
+
+    @property
+    def overheads_name(self) -> str:
+        """The ConfigMap of measured overheads, in the operator's namespace: two releases there keep one each."""
+        return f"{self.lease_name}-measured"

@@ -10,6 +10,7 @@ import yaml
 
 from kvtide_operator.api.spec import LLMDeploymentSpec
 from kvtide_operator.api.unsupported import unsupported
+from kvtide_operator.plan.device import resolve_device
 from kvtide_operator.plan.planner import make_plan
 from kvtide_sizing.models.catalog import builtin
 from tests.chart.conftest import ROOT
@@ -52,7 +53,7 @@ def test_an_example_fits_the_schema(validator: jsonschema.Draft202012Validator, 
     [
         ("kvCache", {"precison": "BF16"}, "'precison' was unexpected"),
         ("kvCache", {"blockSizeTokens": 48}, "48 is not one of"),
-        ("device", {"kind": "CPU"}, "'memory' is a required property"),
+        ("device", {"kind": "TPU"}, "'TPU' is not one of"),
         ("model", {"uri": 135}, "is not of type 'string'"),
     ],
 )
@@ -79,6 +80,6 @@ def test_an_example_fits_its_device_as_its_comments_say(
     resource = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
     spec = LLMDeploymentSpec.model_validate(resource["spec"])
     assert unsupported(spec) == []
-    plan = make_plan(spec, builtin(shape))
+    plan = make_plan(spec, builtin(shape), resolve_device(spec, None))
     assert at_least_tokens <= plan.kv.capacity_tokens <= at_most_tokens
     assert plan.max_context_tokens == spec.workload.max_context_tokens

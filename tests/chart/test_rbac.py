@@ -6,10 +6,13 @@ from collections.abc import Iterable
 import pytest
 
 from kvtide_operator.admission.keeper import secret_name
+from kvtide_operator.settings import OperatorSettings
 from tests.chart.conftest import NAMESPACE, ROOT, Manifest, Render, of_kind
 
 Right = tuple[str, str, str]
 LEASE = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}
+MEASURED = {("", "configmaps", verb) for verb in ("get", "create", "patch")}
+NODES = {("", "nodes", "list")}
 CERTIFICATES = {("", "secrets", verb) for verb in ("get", "create", "update")}
 WEBHOOK = {("admissionregistration.k8s.io", "validatingwebhookconfigurations", verb) for verb in ("get", "update")}
 
@@ -54,17 +57,24 @@ def operators_roles(objects: list[Manifest], kind: str) -> list[Manifest]:
 
 def test_the_cluster_role_is_what_the_operator_says_it_uses(render: Render) -> None:
     assert len(documented()) > 20
-    assert rights(operators_roles(render("admission.enabled=false"), "ClusterRole")) == documented()
-    assert rights(operators_roles(render(), "ClusterRole")) == documented() | WEBHOOK
+    assert rights(operators_roles(render("admission.enabled=false"), "ClusterRole")) == documented() | NODES
+    assert rights(operators_roles(render(), "ClusterRole")) == documented() | NODES | WEBHOOK
 
 
-def test_in_its_own_namespace_it_may_hold_its_lease_and_certificates_and_nothing_else(render: Render) -> None:
-    lease, certificates = sorted(operators_roles(render(), "Role"), key=lambda role: "admission" in str(role))
-    assert (rights([lease]), rights([certificates])) == (LEASE, CERTIFICATES)
-    for role, name in ((lease, "kvtide-operator"), (certificates, secret_name("kvtide-admission"))):
+def test_in_its_own_namespace_it_may_write_three_objects_and_nothing_else(render: Render) -> None:
+    own, certificates = sorted(operators_roles(render(), "Role"), key=lambda role: "admission" in str(role))
+    assert (rights([own]), rights([certificates])) == (LEASE | MEASURED, CERTIFICATES)
+    settings = OperatorSettings(worker_image="", operator_namespace=NAMESPACE, identity="")
+    names = {
+        "leases": settings.lease_name,
+        "configmaps": settings.overheads_name,
+        "secrets": secret_name("kvtide-admission"),
+    }
+    for role in (own, certificates):
         assert role["metadata"]["namespace"] == NAMESPACE
         for rule in role["rules"]:
-            assert rule["verbs"] == ["create"] or rule["resourceNames"] == [name]
+            (resource,) = rule["resources"]
+            assert rule["verbs"] == ["create"] or rule["resourceNames"] == [names[resource]]
 
 
 def test_with_namespaces_it_has_the_same_rights_there_and_in_the_cluster_its_webhooks_alone(render: Render) -> None:

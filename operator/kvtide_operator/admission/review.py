@@ -1,7 +1,7 @@
 """From a request, and what is known beside it, to the answer. Pure, and by the same functions as a pass."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pydantic
@@ -10,6 +10,7 @@ from kvtide_operator.admission.forecast import forecast
 from kvtide_operator.admission.request import Answer, Request
 from kvtide_operator.api.conditions import Reason
 from kvtide_operator.children.worker_template import plan_name
+from kvtide_operator.plan.nodes import NodeDevices
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.planning import plan_workers
 
@@ -18,6 +19,8 @@ UNKNOWN_MODEL = (
     "the model's headers are read first: whether it fits then stands in the condition Planned,"
     " and what it will hold in status.plan"
 )
+# A node that is not there yet, or not labelled yet, may come: nothing is known to be impossible.
+_NOT_YET = (Reason.NO_DEVICE, Reason.DEVICE_MEMORY_UNKNOWN)
 # A plan is made together with a pod template; this one is thrown away, so it needs no image.
 _NO_SURROUNDINGS = Surroundings(worker_image="", operator_namespace="", fresh_token="")
 
@@ -27,9 +30,11 @@ class Known:
     """What the cluster holds beside the request.
 
     plan_config_map: the live ConfigMap NAME-plan, which has the model's shape if it was read before
+    nodes:           all of the cluster, where the device's memory stands on them alone
     """
 
     plan_config_map: Mapping[str, Any] | None = None
+    nodes: tuple[NodeDevices, ...] | None = None
 
 
 def review(request: Request, known: Known) -> Answer:
@@ -45,9 +50,11 @@ def review(request: Request, known: Known) -> Answer:
     except pydantic.ValidationError as error:
         return Answer(False, Reason.INVALID_SPEC, str(error))
     children = {("ConfigMap", plan_name(resource)): known.plan_config_map} if known.plan_config_map else {}
-    planning = plan_workers(Observed(resource, children), _NO_SURROUNDINGS, now=0.0)
+    planning = plan_workers(Observed(resource, children), replace(_NO_SURROUNDINGS, nodes=known.nodes), now=0.0)
     if planning.reason is Reason.INSPECTING_MODEL:
         return Answer(True, warnings=(UNKNOWN_MODEL,))
+    if planning.reason in _NOT_YET:
+        return Answer(True, warnings=(planning.message,))
     if planning.planned is None:
         return Answer(False, planning.reason, planning.message)
     return Answer(True, warnings=forecast(planning.planned.plan))

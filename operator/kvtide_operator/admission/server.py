@@ -17,6 +17,7 @@ from kvtide_operator.admission.metrics import AdmissionMetrics
 from kvtide_operator.admission.request import Answer, NotAReview, Request
 from kvtide_operator.admission.review import review
 from kvtide_operator.edge.kube import Kube
+from kvtide_operator.edge.nodes import Nodes
 from kvtide_operator.settings import AdmissionSettings
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,10 @@ async def serve_admission(
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     keeper = Keeper(kube, settings, namespace, writes, context)
 
+    nodes = Nodes(kube)
+
     async def judge(request: Request) -> Answer:
-        return review(request, await look(kube, request))
+        return review(request, await look(kube, nodes, request))
 
     async def keep(_: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(keeper.keep())

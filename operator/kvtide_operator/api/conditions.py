@@ -28,6 +28,8 @@ class Reason(StrEnum):
     INSPECTING_MODEL = "InspectingModel"
     NOT_SUPPORTED = "NotSupported"
     INVALID_SPEC = "InvalidSpec"
+    NO_DEVICE = "NoDevice"
+    DEVICE_MEMORY_UNKNOWN = "DeviceMemoryUnknown"
     DOES_NOT_FIT = "DoesNotFit"
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
@@ -68,6 +70,7 @@ class Reason(StrEnum):
     # MemoryWithinPlan
     WITHIN_PLAN = "WithinPlan"
     ABOVE_PLAN = "AbovePlan"
+    BELOW_PLAN = "BelowPlan"
     NOT_MEASURED = "NotMeasured"
 
 

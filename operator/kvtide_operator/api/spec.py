@@ -117,7 +117,13 @@ class DeviceSpec(Api):
         default=DeviceKind.GPU, description="GPU or CPU. With CPU, memory is the container's limit."
     )
     count: int = Field(default=1, ge=1, le=8, description="Devices of one worker.")
-    memory: MemoryQuantity = Field(description="Memory of one device, as a quantity such as 40Gi.")
+    memory: MemoryQuantity | None = Field(
+        default=None,
+        description=(
+            "Memory of one device, as a quantity such as 40Gi. Default: of a GPU what the labels say of the nodes that"
+            " a worker may run on, the smallest where they differ; of a CPU worker.resources.limits.memory."
+        ),
+    )
     resource_name: str = Field(
         default="nvidia.com/gpu",
         min_length=1,
@@ -278,9 +284,9 @@ SPEC_RULES = rules(
         " raise autoscaling.maxReplicas, or use mode Off to set replicas yourself",
     ),
     (
-        "self.device.kind != 'CPU' || !has(self.worker.resources) || !has(self.worker.resources.limits)"
-        " || !('memory' in self.worker.resources.limits)",
-        "with device.kind CPU the container's memory limit is device.memory:"
-        " set that and leave out worker.resources.limits.memory",
+        "self.device.kind != 'CPU' || has(self.device.memory) || (has(self.worker.resources)"
+        " && has(self.worker.resources.limits) && 'memory' in self.worker.resources.limits)",
+        "with device.kind CPU the memory is the container's limit:"
+        " write device.memory, such as 2Gi, or worker.resources.limits.memory",
     ),
 )

@@ -22,14 +22,14 @@ class PredictedMemory(Api):
 
 
 class MeasuredMemory(Api):
-    """What the fullest ready worker uses, in bytes. The components add up to deviceBytes."""
+    """What the fullest ready worker uses, in bytes, adding up to deviceBytes. What it cannot tell is absent."""
 
-    weights_bytes: int = Field(default=0, description="Weights.")
-    kv_pool_bytes: int = Field(default=0, description="The pool of KV blocks.")
-    activations_bytes: int = Field(default=0, description="Activations.")
-    other_bytes: int = Field(default=0, description="Everything else that the device reports as used.")
-    free_bytes: int = Field(default=0, description="Free memory of the device.")
-    device_bytes: int = Field(default=0, description="All memory of the device.")
+    weights_bytes: int | None = Field(default=None, description="Weights.")
+    kv_pool_bytes: int | None = Field(default=None, description="The pool of KV blocks.")
+    activations_bytes: int | None = Field(default=None, description="Activations.")
+    other_bytes: int | None = Field(default=None, description="Everything else that the device reports as used.")
+    free_bytes: int | None = Field(default=None, description="Free memory of the device.")
+    device_bytes: int | None = Field(default=None, description="All memory of the device.")
 
 
 class MemoryStatus(Api):

@@ -45,6 +45,7 @@ class MemoryState(Api):
 class WorkerState(Api):
     """The whole account. Raises pydantic.ValidationError on JSON that is not one."""
 
+    version: str = ""
     started_at: float
     sampled_at: float
     kv: KVState

@@ -7,6 +7,7 @@ from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.api.spec import DeviceKind
 from kvtide_operator.children import pod
 from kvtide_operator.children.manifest import Manifest, common_labels
+from kvtide_operator.plan.device import container_memory
 
 # The kubelet's SIGKILL comes this long after the worker's own end of draining.
 GRACE_AFTER_DRAIN_S = 15
@@ -37,12 +38,12 @@ def _arguments(resource: LLMDeployment) -> list[str]:
 
 
 def _resources(resource: LLMDeployment) -> dict[str, Any]:
-    """The user's requests and limits; the device's memory or number is the operator's to say."""
+    """The user's requests and limits; the device's number, and the memory that was planned for, are ours to say."""
     device, wanted = resource.spec.device, resource.spec.worker.resources
     requests: dict[str, Any] = dict(wanted.requests or {}) if wanted else {}
     limits: dict[str, Any] = dict(wanted.limits or {}) if wanted else {}
     if device.kind is DeviceKind.CPU:
-        requests["memory"] = limits["memory"] = device.memory
+        requests["memory"] = limits["memory"] = container_memory(resource.spec)
     else:
         limits[device.resource_name] = str(device.count)
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
@@ -75,7 +76,10 @@ def _probes(weights_bytes: int) -> dict[str, Any]:
 
 
 def worker_template(resource: LLMDeployment, intent: str, image: str, weights_bytes: int) -> Manifest:
-    """The template for the intent with this hash. Raises InvalidModelUri where the model's URI cannot be read."""
+    """The template for the intent with this hash.
+
+    Raises InvalidModelUri where the model's URI cannot be read, and InvalidDevice for a CPU without a memory.
+    """
     worker = resource.spec.worker
     volumes, mounts = pod.volumes(resource)
     volumes += [

@@ -12,10 +12,13 @@ from kvtide_operator.edge.apply import carry_out, write_status
 from kvtide_operator.edge.events import EventRecorder
 from kvtide_operator.edge.kube import Json, Kube
 from kvtide_operator.edge.metrics import Metrics
+from kvtide_operator.edge.nodes import Nodes
 from kvtide_operator.edge.observe import observe
+from kvtide_operator.edge.overheads import OverheadStore
 from kvtide_operator.edge.worker_client import WorkerClient
 from kvtide_operator.reconcile.broken import failed_pass, unreadable_spec
 from kvtide_operator.reconcile.observed import Surroundings
+from kvtide_operator.reconcile.planning import wants_nodes
 from kvtide_operator.reconcile.reconcile import RESTING_S, reconcile
 from kvtide_operator.reconcile.status import with_troubles
 from kvtide_operator.settings import OperatorSettings
@@ -32,6 +35,8 @@ class Controller:
         self._metrics = metrics
         self._workers = WorkerClient()
         self._events = EventRecorder(kube, settings.identity)
+        self._nodes = Nodes(kube)
+        self._overheads = OverheadStore(kube, settings.operator_namespace, settings.overheads_name)
         self._uids: dict[tuple[str, str], str] = {}
 
     async def close(self) -> None:
@@ -69,16 +74,21 @@ class Controller:
             await write_status(self._kube, document, status)
             return RESTING_S
         observed = await observe(self._kube, self._workers, resource)
+        nodes = await self._nodes.read() if wants_nodes(observed) else None
         surroundings = Surroundings(
             worker_image=self._settings.worker_image,
             operator_namespace=self._settings.operator_namespace,
             fresh_token=secrets.token_urlsafe(32),
             resync_s=self._settings.resync_seconds,
+            nodes=nodes,
+            overheads=await self._overheads.read(),
         )
         actions = reconcile(observed, surroundings, now)
         troubles = await carry_out(self._kube, self._workers, observed, actions)
         status = with_troubles(actions.status, resource.status, resource.generation, troubles, now)
         await write_status(self._kube, document, status)
+        if actions.learned:
+            await self._overheads.write(actions.learned)
         self._metrics.report(resource, status, actions.decision)
         for event in actions.events:
             await self._events.post(resource, event, now)

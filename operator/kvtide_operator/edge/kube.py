@@ -20,6 +20,7 @@ CONNECTIONS = 32
 _PATHS = {
     names.KIND: (f"/apis/{names.API_VERSION}", names.PLURAL),
     "Deployment": ("/apis/apps/v1", "deployments"),
+    "Node": ("/api/v1", "nodes"),
     "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),
     "Secret": ("/api/v1", "secrets"),

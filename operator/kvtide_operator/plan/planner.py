@@ -1,18 +1,16 @@
-"""From a spec and a model's shape to the plan, through `kvtide_sizing`."""
+"""From a spec, a model's shape and a device to the plan, through `kvtide_sizing`."""
+
+from collections.abc import Iterable
+from dataclasses import replace
 
 from kvtide_operator.api.spec import LLMDeploymentSpec
-from kvtide_sizing.devices.device import Device, DeviceKind
+from kvtide_sizing.devices.device import Device
 from kvtide_sizing.plan import Plan, Policy, Profile, Workload, plan
-from kvtide_sizing.quantity import parse_quantity
 from kvtide_sizing.shape import ModelShape
 
 
-def _device(spec: LLMDeploymentSpec) -> Device:
-    kind = DeviceKind(spec.device.kind.value)
-    return Device(kind.lower(), kind, parse_quantity(spec.device.memory), spec.device.count)
-
-
-def _workload(spec: LLMDeploymentSpec) -> Workload:
+def workload_of(spec: LLMDeploymentSpec) -> Workload:
+    """The sequences that the spec expects. Raises InvalidWorkload."""
     return Workload(
         profile=Profile(spec.workload.profile.value),
         max_context_tokens=spec.workload.max_context_tokens,
@@ -22,19 +20,18 @@ def _workload(spec: LLMDeploymentSpec) -> Workload:
     )
 
 
-def make_plan(spec: LLMDeploymentSpec, shape: ModelShape) -> Plan:
-    """The plan of one worker. Raises a SizingError, whose `reason` and message say what is wrong."""
+def make_plan(spec: LLMDeploymentSpec, shape: ModelShape, device: Device, warnings: Iterable[str] = ()) -> Plan:
+    """The plan of one worker, of what this release's workers run; `warnings` are those of how the device was found.
+
+    Raises a SizingError, whose `reason` and message say what is wrong.
+    """
     policy = Policy(
         precision=spec.kv_cache.precision.value,
         block_size_tokens=spec.kv_cache.block_size_tokens,
         kv_heads=spec.attention.kv_heads,
+        variants=tuple(variant.kv_heads for variant in spec.attention.variants or ()),
+        max_quality_loss_percent=spec.kv_cache.max_quality_loss_percent,
+        served_only=True,
     )
-    return plan(shape, _device(spec), _workload(spec), policy)
-
-
-def mean_output_tokens(spec: LLMDeploymentSpec) -> int:
-    """Tokens of an expected answer: the workload's own mean, or its profile's."""
-    if spec.workload.mean_output_tokens is not None:
-        return spec.workload.mean_output_tokens
-    # With prompts of one token, the rest of a sequence is its output.
-    return Workload(Profile(spec.workload.profile.value), mean_prompt_tokens=1).mean_sequence_tokens - 1
+    made = plan(shape, device, workload_of(spec), policy)
+    return replace(made, warnings=(*warnings, *made.warnings))

@@ -22,6 +22,13 @@ class Planned:
     plan: Json
     template: Json
 
+    @property
+    def image(self) -> str | None:
+        """The workers' image, None in a template that has none."""
+        containers = (self.template.get("spec") or {}).get("containers") or [{}]
+        image: str | None = containers[0].get("image")
+        return image
+
 
 @dataclass(frozen=True)
 class Record:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from kvtide_operator.api.status import ScalingDecision, Status
 from kvtide_operator.children.manifest import Manifest
+from kvtide_operator.plan.overheads import Overheads
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Actions:
 
     deletion_costs: by pod name
     decision:       a change of replicas that this pass decided, for the metrics
+    learned:        measured overheads that are to be remembered, by their key
     """
 
     status: Status
@@ -42,3 +44,4 @@ class Actions:
     limits: tuple[LimitPush, ...] = ()
     events: tuple[Event, ...] = ()
     decision: ScalingDecision | None = None
+    learned: Overheads = field(default_factory=dict)

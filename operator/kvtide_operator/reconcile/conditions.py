@@ -3,14 +3,11 @@
 from dataclasses import dataclass
 
 from kvtide_operator.api.conditions import Condition, ConditionStatus, ConditionType, Reason
-from kvtide_operator.api.plan import PlanMemory
 from kvtide_operator.api.spec import AutoscalingMode
-from kvtide_operator.api.status import MeasuredMemory
 from kvtide_operator.autoscale.replicas import Decision
 from kvtide_operator.reconcile.planning import Planning
 from kvtide_operator.reconcile.pods import Trouble, timestamp
 from kvtide_operator.reconcile.workers import Workforce
-from kvtide_sizing.quantity import format_bytes
 
 MESSAGE_LIMIT = 2000
 
@@ -82,22 +79,6 @@ def scaling_active(mode: AutoscalingMode, decision: Decision) -> Verdict:
     prefix = "observing only: " if mode is AutoscalingMode.OBSERVE else ""
     status: ConditionStatus = "False" if decision.held else "True"
     return Verdict(kind, status, decision.reason, prefix + decision.message)
-
-
-def memory_within_plan(plan: PlanMemory | None, measured: MeasuredMemory | None) -> Verdict:
-    """Whether the fullest worker leaves the plan's reserve alone."""
-    kind = ConditionType.MEMORY_WITHIN_PLAN
-    if plan is None or measured is None or not measured.device_bytes:
-        return Verdict(kind, "Unknown", Reason.NOT_MEASURED, "no worker has reported its memory")
-    used = measured.device_bytes - measured.free_bytes
-    allowed = plan.device_bytes - plan.reserve_bytes
-    numbers = (
-        f"the fullest worker uses {format_bytes(used)}, the plan allows {format_bytes(allowed)}"
-        f" and a reserve of {format_bytes(plan.reserve_bytes)}"
-    )
-    if used > allowed:
-        return Verdict(kind, "False", Reason.ABOVE_PLAN, numbers)
-    return Verdict(kind, "True", Reason.WITHIN_PLAN, numbers)
 
 
 def degraded(troubles: tuple[Trouble, ...]) -> Verdict:

@@ -6,6 +6,8 @@ from typing import Any
 
 from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.autoscale.worker_state import WorkerState
+from kvtide_operator.plan.nodes import NodeDevices
+from kvtide_operator.plan.overheads import Overheads
 from kvtide_operator.reconcile.pods import PodView
 
 Live = Mapping[str, Any]
@@ -49,6 +51,8 @@ class Observed:
 class Surroundings:
     """What the operator brings to a pass.
 
+    nodes:       all of the cluster; None where they were not, or may not be, read
+    overheads:   what was measured of workers before; None where it could not be read
     fresh_token: a random token, for the Secret of a resource that has none yet
     resync_s:    how soon a resource with workers is looked at again
     """
@@ -57,3 +61,5 @@ class Surroundings:
     operator_namespace: str
     fresh_token: str
     resync_s: float = 2.0
+    nodes: tuple[NodeDevices, ...] | None = None
+    overheads: Overheads | None = None

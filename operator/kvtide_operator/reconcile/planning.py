@@ -10,9 +10,12 @@ from kvtide_operator.api.unsupported import unsupported
 from kvtide_operator.children.inspect_pod import inspect_name, inspect_pod
 from kvtide_operator.children.manifest import Manifest, owned_by
 from kvtide_operator.children.worker_template import plan_name, worker_template
+from kvtide_operator.plan.device import device_warnings, needs_nodes, resolve_device
 from kvtide_operator.plan.intent import intent_hash, model_hash
+from kvtide_operator.plan.overheads import planned_overhead
 from kvtide_operator.plan.planner import make_plan
 from kvtide_operator.plan.record import Planned, Record
+from kvtide_operator.plan.summary import summary
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.pods import Ending
 from kvtide_sizing.errors import InvalidModel, SizingError
@@ -27,6 +30,9 @@ _REASONS = {
     "InvalidModelUri": Reason.INVALID_SPEC,
     "InvalidQuantity": Reason.INVALID_SPEC,
     "InvalidWorkload": Reason.INVALID_SPEC,
+    "InvalidDevice": Reason.INVALID_SPEC,
+    "NoDevice": Reason.NO_DEVICE,
+    "DeviceMemoryUnknown": Reason.DEVICE_MEMORY_UNKNOWN,
     "UnsupportedPrecision": Reason.NOT_SUPPORTED,
     "UnsupportedPolicy": Reason.NOT_SUPPORTED,
     "UnsupportedModel": Reason.UNSUPPORTED_MODEL,
@@ -61,19 +67,22 @@ class Planning:
     delete_pods: tuple[str, ...] = ()
 
 
+def wants_nodes(observed: Observed) -> bool:
+    """Whether a plan has to be made for a device that only the nodes tell of."""
+    resource = observed.resource
+    return needs_nodes(resource.spec) and intent_hash(resource) not in _record(observed).planned
+
+
 def plan_workers(observed: Observed, surroundings: Surroundings, now: float) -> Planning:
     """Finds or makes the plan. Starts no worker by itself: without a plan there is nothing to start."""
     resource = observed.resource
-    config_map = observed.child("ConfigMap", plan_name(resource))
-    ours = config_map is not None and owned_by(config_map, resource)
-    record = Record.from_config_map(config_map if ours else None)
-    base = Planning(intent_hash(resource), record, None, Reason.INSPECTING_MODEL, "")
+    base = Planning(intent_hash(resource), _record(observed), None, Reason.INSPECTING_MODEL, "")
 
     refused = unsupported(resource.spec)
     if refused:
         return replace(base, reason=Reason.NOT_SUPPORTED, message="; ".join(refused))
-    if base.intent in record.planned:
-        return replace(_with(base, record.planned[base.intent]), delete_pods=_leftover(observed))
+    if base.intent in base.record.planned:
+        return replace(_with(base, base.record.planned[base.intent]), delete_pods=_leftover(observed))
     try:
         looked, shape = _look(base, observed, surroundings, now)
     except SizingError as error:
@@ -86,23 +95,30 @@ def plan_workers(observed: Observed, surroundings: Surroundings, now: float) -> 
         return _wrong(looked, error)
 
 
+def _record(observed: Observed) -> Record:
+    config_map = observed.child("ConfigMap", plan_name(observed.resource))
+    ours = config_map is not None and owned_by(config_map, observed.resource)
+    return Record.from_config_map(config_map if ours else None)
+
+
 def _wrong(base: Planning, error: SizingError) -> Planning:
     return replace(base, reason=_REASONS.get(error.reason, Reason.INVALID_SPEC), message=str(error))
 
 
 def _with(base: Planning, planned: Planned) -> Planning:
-    kv = planned.plan["kv"]
-    message = (
-        f"{kv['precision']}, blocks of {kv['blockSizeTokens']} tokens, {kv['capacityTokens']} tokens of KV cache,"
-        f" batch limit {planned.plan['batchLimit']}, context {planned.plan['maxContextTokens']} tokens"
-    )
-    return replace(base, planned=planned, reason=Reason.FITS, message=message)
+    return replace(base, planned=planned, reason=Reason.FITS, message=summary(planned.plan))
 
 
 def _fresh(base: Planning, observed: Observed, surroundings: Surroundings, shape: ModelShape) -> Planning:
     resource = observed.resource
-    plan = make_plan(resource.spec, shape)
-    image = resource.spec.worker.image or surroundings.worker_image
+    spec = resource.spec
+    image = spec.worker.image or surroundings.worker_image
+    device = resolve_device(spec, surroundings.nodes)
+    # What was measured of the operator's own image says nothing of another.
+    if image == surroundings.worker_image:
+        overhead = planned_overhead(surroundings.overheads or {}, shape.name, device.name)
+        device = replace(device, measured_overhead_bytes=overhead)
+    plan = make_plan(spec, shape, device, device_warnings(spec, surroundings.nodes))
     template = worker_template(resource, base.intent, image, plan.memory.weights_bytes)
     planned = Planned(plan.to_json(), template)
     return _with(replace(base, record=base.record.with_planned(base.intent, planned)), planned)
@@ -114,9 +130,7 @@ def _look(
     """The model's shape, or None with what to do or say until there is one."""
     resource, pod = observed.resource, observed.inspector
     model = model_hash(resource.spec)
-    shape = builtin_for(ModelUri.parse(resource.spec.model.uri))
-    if shape is None and model in base.record.shapes:
-        shape = ModelShape.from_json(base.record.shapes[model])
+    shape = builtin_for(ModelUri.parse(resource.spec.model.uri)) or _kept_shape(base.record, model)
     if shape is not None:
         return replace(base, delete_pods=_leftover(observed)), shape
     looking = _looking(base, resource)
@@ -130,6 +144,14 @@ def _look(
     if pod.ending is None:
         return looking, None
     return _after(base, pod.ending, model, resource, now)
+
+
+def _kept_shape(record: Record, model: str) -> ModelShape | None:
+    """What was read of the model before. A shape that an older version wrote in another form is read again."""
+    try:
+        return ModelShape.from_json(record.shapes[model]) if model in record.shapes else None
+    except InvalidModel:
+        return None
 
 
 def _looking(base: Planning, resource: LLMDeployment) -> Planning:

@@ -32,11 +32,12 @@ class Ending:
 
 @dataclass(frozen=True)
 class PodView:
-    """One pod. `deletion_cost` is what its annotation says, None without one."""
+    """One pod. `deletion_cost` is what its annotation says, None without one; `ready_since` in seconds since 1970."""
 
     name: str
     ip: str | None
     ready: bool
+    ready_since: float | None
     terminating: bool
     intent: str | None
     model: str | None
@@ -50,10 +51,13 @@ class PodView:
         metadata, status = pod["metadata"], pod.get("status") or {}
         labels = metadata.get("labels") or {}
         cost = (metadata.get("annotations") or {}).get(names.DELETION_COST_ANNOTATION)
+        readiness = _condition(status, "Ready")
+        ready, since = readiness.get("status") == "True", readiness.get("lastTransitionTime")
         return cls(
             name=metadata["name"],
             ip=status.get("podIP"),
-            ready=_condition(status, "Ready").get("status") == "True",
+            ready=ready,
+            ready_since=seconds(since) if ready and since else None,
             terminating="deletionTimestamp" in metadata,
             intent=labels.get(names.INTENT_LABEL),
             model=labels.get(names.MODEL_LABEL),

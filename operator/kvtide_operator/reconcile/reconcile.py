@@ -17,13 +17,15 @@ from kvtide_operator.plan.record import Planned, Record
 from kvtide_operator.reconcile import conditions as judge
 from kvtide_operator.reconcile.actions import Actions
 from kvtide_operator.reconcile.diff import differs
+from kvtide_operator.reconcile.learning import learn_overheads
 from kvtide_operator.reconcile.limits import limit_batches
+from kvtide_operator.reconcile.memory import memory_within_plan
 from kvtide_operator.reconcile.news import events
 from kvtide_operator.reconcile.observed import Live, Observed, Surroundings
 from kvtide_operator.reconcile.planning import Planning, plan_workers
 from kvtide_operator.reconcile.pods import Trouble
 from kvtide_operator.reconcile.scaling import scale
-from kvtide_operator.reconcile.status import build_status, fullest, ready_states
+from kvtide_operator.reconcile.status import build_status, measured_memory
 from kvtide_operator.reconcile.workers import count, deployment_trouble
 
 # Nothing runs and nothing starts: only an event, or somebody else's change, makes a difference.
@@ -61,13 +63,14 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     force = count(observed.workers, desired, in_force.intent if in_force else None)
     troubles = taken + _troubles(observed, live if ours else None) + force.troubles
     plan = in_force.plan if in_force else None
+    measured = measured_memory(observed, in_force.intent) if in_force else {}
     verdicts = [
         judge.planned(planning),
         judge.progressing(planning, force),
         judge.available(force),
         judge.ready(planning, force),
         judge.scaling_active(resource.spec.autoscaling.mode, scaling.decision),
-        judge.memory_within_plan(plan.memory if plan else None, fullest(ready_states(observed))),
+        memory_within_plan(plan.memory if plan else None, measured),
         judge.degraded(troubles),
     ]
     before = list(resource.status.conditions or [])
@@ -76,7 +79,7 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     inspecting = planning.reason is Reason.INSPECTING_MODEL or observed.inspector is not None
     busy = bool(observed.workers) or desired > 0 or inspecting
     return Actions(
-        status=build_status(observed, plan, force, scaling.status, limits.workers, stamped),
+        status=build_status(observed, plan, measured, force, scaling.status, limits.workers, stamped),
         requeue_s=surroundings.resync_s if busy else RESTING_S,
         deletion_costs=_deletion_costs(observed) if fewer else {},
         apply=tuple(changed),
@@ -85,6 +88,7 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
         limits=limits.pushes,
         events=(*events(before, stamped, scaling.news), *limits.events),
         decision=scaling.news,
+        learned=learn_overheads(observed, planning.record, surroundings, now),
     )
 
 

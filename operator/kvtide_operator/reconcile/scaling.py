@@ -8,7 +8,7 @@ from kvtide_operator.api.status import AutoscalingStatus, ScalingDecision
 from kvtide_operator.autoscale.fleet import Worker
 from kvtide_operator.autoscale.policy import ScalingPolicy
 from kvtide_operator.autoscale.replicas import Decision, decide_replicas
-from kvtide_operator.plan.planner import mean_output_tokens
+from kvtide_operator.plan.planner import workload_of
 from kvtide_operator.reconcile.observed import Observed
 from kvtide_operator.reconcile.pods import PodView, seconds, timestamp
 
@@ -46,7 +46,7 @@ def scale(observed: Observed, current: int | None, now: float) -> Scaling:
         before,
         policy,
         _below_since(previous, now),
-        mean_output_tokens(spec),
+        workload_of(spec).expected_output_tokens,
         now,
     )
     if mode is AutoscalingMode.OFF:

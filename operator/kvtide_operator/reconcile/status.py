@@ -1,5 +1,7 @@
 """The status of one pass, and what becomes of it when a child was refused or the pass itself failed."""
 
+from collections.abc import Mapping
+
 from kvtide_operator.api.conditions import Condition, ConditionType, Reason
 from kvtide_operator.api.names import worker_selector
 from kvtide_operator.api.plan import Plan
@@ -14,15 +16,19 @@ from kvtide_operator.api.status import (
 )
 from kvtide_operator.autoscale.worker_state import WorkerState
 from kvtide_operator.reconcile.conditions import degraded, stamp
+from kvtide_operator.reconcile.memory import used_bytes
 from kvtide_operator.reconcile.observed import Observed
 from kvtide_operator.reconcile.pods import Trouble
 from kvtide_operator.reconcile.workers import Workforce
 
 
-def fullest(states: list[WorkerState]) -> MeasuredMemory | None:
-    """The measured memory of the worker that uses the most."""
-    measured = [state.memory.measured for state in states]
-    return max(measured, key=lambda memory: memory.device_bytes - memory.free_bytes, default=None)
+def measured_memory(observed: Observed, intent: str | None) -> dict[str, MeasuredMemory]:
+    """What the ready workers of this intent measure, by pod."""
+    return {
+        pod.name: observed.samples[pod.name].state.memory.measured
+        for pod in observed.ready
+        if pod.intent == intent and pod.name in observed.samples
+    }
 
 
 def ready_states(observed: Observed) -> list[WorkerState]:
@@ -46,6 +52,7 @@ def _kv(states: list[WorkerState]) -> KVStatus | None:
 def build_status(
     observed: Observed,
     plan: Plan | None,
+    measured: Mapping[str, MeasuredMemory],
     force: Workforce,
     autoscaling: AutoscalingStatus,
     workers: tuple[WorkerStatus, ...],
@@ -55,7 +62,7 @@ def build_status(
     states = ready_states(observed)
     memory = MemoryStatus(
         predicted=PredictedMemory.model_validate(plan.memory.to_json()) if plan else None,
-        measured=fullest(states),
+        measured=max(measured.values(), key=lambda memory: used_bytes(memory) or 0, default=None),
     )
     return Status(
         observed_generation=observed.resource.generation,

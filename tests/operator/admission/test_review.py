@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from kvtide_operator.admission.request import Answer, Request
 from kvtide_operator.admission.review import UNKNOWN_MODEL, Known, review
 from kvtide_operator.api.spec import LLMDeploymentSpec
+from kvtide_operator.plan.device import resolve_device
 from kvtide_operator.plan.intent import intent_hash, model_hash
+from kvtide_operator.plan.nodes import NodeDevices
 from kvtide_operator.plan.planner import make_plan
 from kvtide_sizing.errors import SizingError
 from kvtide_sizing.models.catalog import builtin, builtin_for
@@ -55,12 +57,37 @@ def test_what_is_refused(make_review: Review, spec: Json, reason: str, words: st
 def test_what_is_admitted_says_what_it_will_hold(make_review: Review) -> None:
     found = answer(make_review(workload={"maxContextTokens": 4096}))
     assert found.allowed
-    assert found.warnings[0].startswith("BF16 holds 15 sequences of 4096 tokens on this device")
+    assert found.warnings[0].startswith("BF16 holds 16 sequences of 4096 tokens on this device")
     assert "819200 bytes" in found.warnings[1]  # 2 · 40 layers · 40 heads · 128 · 2 bytes
 
 
 def test_a_model_that_nobody_has_read_is_admitted_with_a_word(make_review: Review) -> None:
     assert answer(make_review(model=CLAIM, device=SMALL)) == Answer(True, warnings=(UNKNOWN_MODEL,))
+
+
+def node(memory_mib: str) -> NodeDevices:
+    labels = {"nvidia.com/gpu.memory": memory_mib, "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}
+    return NodeDevices("gpu-1", labels, {"nvidia.com/gpu": "1"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "allowed", "words"),
+    [
+        # what nvidia-smi says of an A100 of 40 GB; Llama 2 13B's weights alone are 24.2 GiB
+        ((node("40960"),), True, "BF16 holds"),
+        ((node("16384"),), False, "but the device has 16.0 GiB"),
+        # nodes can still be added and labelled
+        ((), True, "of 0 nodes none has nvidia.com/gpu"),
+        (None, True, "no right to list nodes"),
+    ],
+)
+def test_a_device_that_the_nodes_tell_of(
+    make_review: Review, nodes: tuple[NodeDevices, ...] | None, allowed: bool, words: str
+) -> None:
+    asked = Request.parse(make_review(device={"kind": "GPU"}))
+    found = review(asked, Known(nodes=nodes))
+    assert found.allowed is allowed
+    assert words in (found.warnings[0] if allowed else found.message)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +119,8 @@ def test_what_no_longer_fits_can_still_be_scaled(make_review: Review, change: Js
 def test_a_recorded_plan_is_kept_though_a_new_one_would_not_fit(make_review: Review) -> None:
     """Going back to what the workers ran before: a pass takes the plan from the record, and makes none."""
     asked = make_review(old={}, device={"kind": "GPU", "memory": "24Gi"})
-    plan = make_plan(
-        LLMDeploymentSpec.model_validate(make_review()["request"]["object"]["spec"]), builtin("llama-2-13b")
-    )
+    spec = LLMDeploymentSpec.model_validate(make_review()["request"]["object"]["spec"])
+    plan = make_plan(spec, builtin("llama-2-13b"), resolve_device(spec, None))
     intent = intent_hash(Request.parse(asked).resource())
     recorded = {f"plan-{intent}.json": json.dumps(plan.to_json()), f"template-{intent}.json": "{}"}
     assert answer(asked, plan_config_map("u-1", recorded)).allowed
@@ -104,7 +130,7 @@ def test_a_recorded_plan_is_kept_though_a_new_one_would_not_fit(make_review: Rev
 def planned(spec: LLMDeploymentSpec, shape: ModelShape) -> tuple[Plan | None, str]:
     """The plan, or what is wrong."""
     try:
-        return make_plan(spec, shape), ""
+        return make_plan(spec, shape, resolve_device(spec, None)), ""
     except SizingError as error:
         return None, str(error)
 

@@ -1,0 +1,62 @@
+"""Keeps measured overheads in a ConfigMap beside the Lease. They are advice: where it fails, the pass goes on."""
+
+import json
+import logging
+import time
+
+from kvtide_operator.edge.kube import ApiError, Json, Kube
+from kvtide_operator.plan.overheads import Overheads, read_overheads
+
+logger = logging.getLogger(__name__)
+
+# Only the holder of the Lease writes it; another writer is a person.
+KEPT_S = 30.0
+
+
+class OverheadStore:
+    """The ConfigMap, as last read or written."""
+
+    def __init__(self, kube: Kube, namespace: str, name: str) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._name = name
+        self._known: Overheads | None = None
+        self._read_at = float("-inf")
+
+    async def read(self) -> Overheads | None:
+        """What is remembered, None where it cannot be read: then nothing may be learned over it either."""
+        if time.monotonic() - self._read_at > KEPT_S:
+            self._read_at = time.monotonic()
+            try:
+                self._known = read_overheads(await self._kube.get("ConfigMap", self._namespace, self._name))
+            except ApiError as error:
+                self._known = None
+                logger.warning("measured overheads of %s/%s: %s", self._namespace, self._name, error)
+        return self._known
+
+    async def write(self, learned: Overheads) -> None:
+        """Remembers these entries, each by itself: the others are left as they are."""
+        data = {key: json.dumps(entry.to_json()) for key, entry in learned.items()}
+        try:
+            await self._merge_or_create(data)
+        except ApiError as error:
+            logger.warning("measured overheads of %s/%s: %s", self._namespace, self._name, error)
+            self._known = None
+            return
+        self._known = {**(self._known or {}), **learned}
+
+    async def _merge_or_create(self, data: dict[str, str]) -> None:
+        try:
+            await self._kube.merge("ConfigMap", self._namespace, self._name, {"data": data})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            await self._kube.create(self._manifest(data))
+
+    def _manifest(self, data: dict[str, str]) -> Json:
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": self._name, "namespace": self._namespace},
+            "data": data,
+        }
