@@ -32,7 +32,6 @@ def test_the_api_server_refuses_what_the_schema_forbids(operator: Cluster, chang
         ("too-small", {"device": {"memory": "400Mi"}}, "DoesNotFit", "but the device has"),
         ("too-long", {"device": {"memory": "1000Mi"}, "workload": {"maxContextTokens": 8192}}, "DoesNotFit", "8192"),
         ("beyond-the-model", {"workload": {"maxContextTokens": 500_000}}, "InvalidSpec", "8192"),
-        ("int8-yet", {"kvCache": {"precision": "INT8"}}, "NotSupported", "kvCache.precision"),
     ],
 )
 def test_what_cannot_run_says_why_and_starts_no_worker(
