@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -15,79 +14,26 @@ from transformers import LlamaForCausalLM
 from kvtide_sizing.errors import ModelNotFound, UnsupportedModel
 from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.gguf import GgufCheckpoint
+from tests.worker.models.dense import read
+from tests.worker.models.gguf_files import write_llama
 from tests.worker.models.test_llama import LLAMA3_ROPE, paged_logits
 from tests.worker.models.tiny import save_tiny_llama
-
-_GGUF_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def write_gguf(path: Path, model: LlamaForCausalLM, rope_freqs: torch.Tensor | None = None, **fields: Any) -> None:
-    """Write a model as llama.cpp's convert_hf_to_gguf.py does: rows of Q and K permuted, float32."""
-    config = model.config
-    writer = gguf.GGUFWriter(path, fields.get("architecture", "llama"))
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(fields.get("head_count_kv", config.num_key_value_heads))
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(fields.get("rope_dimensions", config.head_dim))
-    writer.add_eos_token_id(2)
-    if "experts" in fields:
-        writer.add_expert_count(fields["experts"])
-    if "rope_scaling" in fields:
-        writer.add_rope_scaling_type(fields["rope_scaling"])
-    writer.add_token_list([f"token {index}" for index in range(config.vocab_size)])
-    writer.add_token_scores([0.0] * config.vocab_size)
-    for name, parameter in model.named_parameters():
-        weight = parameter.detach().numpy()
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        for projection, count in heads.items():
-            if projection in name:
-                split = weight.reshape(count, 2, weight.shape[0] // count // 2, weight.shape[1])
-                weight = np.ascontiguousarray(split.swapaxes(1, 2).reshape(weight.shape))
-        if name in _GGUF_NAMES:
-            writer.add_tensor(_GGUF_NAMES[name], weight)
-        else:
-            _, _, layer, part = name.removesuffix(".weight").split(".", 3)
-            writer.add_tensor(f"blk.{layer}.{_GGUF_NAMES[part]}.weight", weight)
-    if rope_freqs is not None:
-        writer.add_tensor("rope_freqs.weight", rope_freqs.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def test_gguf_and_folder_are_the_same_model(tmp_path: Path) -> None:
     reference = save_tiny_llama(tmp_path / "folder")
-    write_gguf(tmp_path / "model.gguf", reference)
+    write_llama(tmp_path / "model.gguf", reference)
     folder, file = open_checkpoint(tmp_path / "folder"), open_checkpoint(tmp_path / "model.gguf")
     assert folder.config == file.config
     for name, parameter in reference.named_parameters():
-        assert torch.equal(folder.tensor(name, torch.float32), parameter)
-        assert torch.equal(file.tensor(name, torch.float32), parameter)
+        assert torch.equal(read(folder, name), parameter)
+        assert torch.equal(read(file, name), parameter)
 
 
 def test_gguf_carries_llama3_rope_as_factors(tmp_path: Path) -> None:
     reference = save_tiny_llama(tmp_path / "folder", rope_parameters=LLAMA3_ROPE)
     plain = 1.0 / 1000.0 ** (torch.arange(0, 16, 2) / 16)
-    write_gguf(tmp_path / "model.gguf", reference, rope_freqs=plain / reference.model.rotary_emb.inv_freq)
+    write_llama(tmp_path / "model.gguf", reference, rope_freqs=(plain / reference.model.rotary_emb.inv_freq).numpy())
     tokens = torch.randint(0, 320, (100,))
     with torch.inference_mode():
         expected = reference(tokens[None]).logits[0]
@@ -102,7 +48,7 @@ def test_real_gguf_is_what_transformers_reads(smollm2: Path, smollm2_float32: Ll
     parameters = dict(smollm2_float32.named_parameters())
     assert len(parameters) == 272  # as the file's header says
     for name, parameter in parameters.items():
-        assert torch.equal(checkpoint.tensor(name, torch.float32), parameter), name
+        assert torch.equal(read(checkpoint, name), parameter), name
     assert checkpoint.config.eos_token_ids == (2,)
     assert checkpoint.config.tied_embeddings
 
@@ -128,7 +74,7 @@ def test_older_folders_name_rope_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mixtral"}, "of type 'mixtral'; this worker runs 'llama'"),
+        ({"model_type": "mixtral"}, "of type 'mixtral'; this worker runs 'llama' and 'gemma3_text'"),
         ({"attention_bias": True}, "sets attention_bias=True"),
         ({"quantization_config": {"bits": 4}}, "sets quantization_config="),
         ({"partial_rotary_factor": 0.5}, "rotates a part of each head"),
@@ -147,7 +93,7 @@ def test_refuses_other_models_in_a_folder(tmp_path: Path, change: dict[str, Any]
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architecture": "qwen2"}, "of architecture 'qwen2'; this worker runs 'llama'"),
+        ({"architecture": "qwen2"}, "of architecture 'qwen2'; this worker runs 'llama' and 'gemma3'"),
         ({"experts": 8}, "is a mixture of experts"),
         ({"rope_dimensions": 8}, "rotates a part of each head"),
         ({"head_count_kv": [2, 1]}, "has one llama.attention.head_count_kv per layer"),
@@ -155,7 +101,7 @@ def test_refuses_other_models_in_a_folder(tmp_path: Path, change: dict[str, Any]
     ],
 )
 def test_refuses_other_models_in_a_gguf(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
-    write_gguf(tmp_path / "model.gguf", save_tiny_llama(tmp_path / "folder"), **fields)
+    write_llama(tmp_path / "model.gguf", save_tiny_llama(tmp_path / "folder"), **fields)
     with pytest.raises(UnsupportedModel, match=message):
         open_checkpoint(tmp_path / "model.gguf")
 
@@ -175,4 +121,4 @@ def test_refuses_what_is_no_model(tmp_path: Path) -> None:
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path, tie_word_embeddings=True)
     with pytest.raises(KeyError, match=r"has no tensor lm_head\.weight"):
-        open_checkpoint(tmp_path).tensor("lm_head.weight", torch.float32)
+        open_checkpoint(tmp_path).shape("lm_head.weight")

@@ -1,4 +1,4 @@
-"""Small random Llama models, made by transformers: the oracle and the files are its, not ours."""
+"""Small random models, made by transformers: the oracle and the files are its, not ours."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 DIMENSIONS: dict[str, Any] = {
     "vocab_size": 320,
@@ -32,5 +32,28 @@ def save_tiny_llama(folder: Path, **changes: Any) -> LlamaForCausalLM:
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.save_pretrained(folder)
+    return model
+
+
+# Seven layers: the sixth sees all tokens. Heads are not hidden_size / heads long, as in most of the family.
+GEMMA3_DIMENSIONS: dict[str, Any] = {
+    **DIMENSIONS,
+    "num_hidden_layers": 7,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 24,
+}
+
+
+def save_tiny_gemma3(folder: Path, **changes: Any) -> Gemma3ForCausalLM:
+    """Write a random float32 model as a Hugging Face folder; the model itself."""
+    torch.manual_seed(6)
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**{**GEMMA3_DIMENSIONS, **changes})).eval()
+    # As drawn, norms are all 0 and scale by 1: a missing one would not be seen.
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, -0.5, 0.5)
     model.save_pretrained(folder)
     return model
