@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from kvtide_operator.api.plan import Plan
 from kvtide_operator.api.spec import Precision
-from kvtide_sizing import served
 
 Json = dict[str, Any]
 
@@ -16,47 +16,42 @@ MOST = 5
 
 
 def forecast(plan: Json) -> tuple[str, ...]:
-    """At most five lines of at most 256 characters: what the plan holds, what another precision would, its warnings."""
-    return tuple(map(_shortened, islice(_lines(plan), MOST)))
+    """At most five lines of at most 256 characters: what the plan holds, what another precision would, its warnings.
+
+    plan: the JSON of a plan of this or of an earlier version.
+    """
+    return tuple(map(_shortened, islice(_lines(Plan.model_validate(plan)), MOST)))
 
 
-def _lines(plan: Json) -> Iterator[str]:
-    kv = plan["kv"]
-    yield f"{_holds(plan)}{_next_precision(plan)}"
+def _lines(plan: Plan) -> Iterator[str]:
+    held = f"{plan.max_concurrency} sequence{'' if plan.max_concurrency == 1 else 's'}"
     yield (
-        f"the KV cache holds {kv['capacityTokens']} tokens, {kv['bytesPerToken']} bytes each;"
-        f" {plan['batchLimit']} sequences of the expected length run at once"
+        f"{plan.kv.precision} holds {held} of {plan.max_context_tokens} tokens on this device{_next_precision(plan)}"
     )
-    yield from plan["warnings"]
+    yield (
+        f"the KV cache holds {plan.kv.capacity_tokens} tokens, {plan.kv.bytes_per_token} bytes each;"
+        f" {plan.batch_limit} sequences of the expected length run at once"
+    )
+    yield from plan.warnings
 
 
-def _holds(plan: Json) -> str:
-    held = plan["maxConcurrency"]
-    return f"{plan['kv']['precision']} holds {_sequences(held)} of {plan['maxContextTokens']} tokens on this device"
-
-
-def _next_precision(plan: Json) -> str:
+def _next_precision(plan: Plan) -> str:
     """The next step of precision: of those that would hold more sequences, the one that gains the least."""
     more = [
-        (other["maxConcurrency"], name)
-        for other in plan["alternatives"]
-        if (name := _precision(other["choice"])) and other["maxConcurrency"] > plan["maxConcurrency"]
+        (other.max_concurrency, name, other.served)
+        for other in plan.alternatives
+        if (name := _precision(other.choice)) and other.max_concurrency > plan.max_concurrency
     ]
     if not more:
         return ""
-    held, name = min(more)
-    unserved = "" if name in served.PRECISIONS else " (not served by this release yet)"
-    return f", {name} would hold {held}{unserved}"
+    held, name, served = min(more)
+    return f", {name} would hold {held}{' (not served by this release yet)' if served is False else ''}"
 
 
 def _precision(choice: str) -> str | None:
     """The precision that an alternative names, None where it is another choice or one that no resource can make."""
-    field, _, value = choice.rpartition(" ")
-    return value if field.endswith("precision") and value in tuple(Precision) else None
-
-
-def _sequences(count: int) -> str:
-    return "1 sequence" if count == 1 else f"{count} sequences"
+    field, _, value = choice.partition(" ")
+    return value if field == "precision" and value in tuple(Precision) else None
 
 
 def _shortened(line: str) -> str:

@@ -1,7 +1,7 @@
 """From a request, and what is known beside it, to the answer. Pure, and by the same functions as a pass."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pydantic
@@ -9,8 +9,8 @@ import pydantic
 from kvtide_operator.admission.forecast import forecast
 from kvtide_operator.admission.request import Answer, Request
 from kvtide_operator.api.conditions import Reason
+from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.children.worker_template import plan_name
-from kvtide_operator.plan.nodes import NodeDevices
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.planning import plan_workers
 
@@ -21,8 +21,6 @@ UNKNOWN_MODEL = (
 )
 # A node that is not there yet, or not labelled yet, may come: nothing is known to be impossible.
 _NOT_YET = (Reason.NO_DEVICE, Reason.DEVICE_MEMORY_UNKNOWN)
-# A plan is made together with a pod template; this one is thrown away, so it needs no image.
-_NO_SURROUNDINGS = Surroundings(worker_image="", operator_namespace="", fresh_token="")
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,11 @@ class Known:
     """What the cluster holds beside the request.
 
     plan_config_map: the live ConfigMap NAME-plan, which has the model's shape if it was read before
-    nodes:           all of the cluster, where the device's memory stands on them alone
+    surroundings:    what a pass would be told, of which planning takes the nodes and the measured overheads
     """
 
+    surroundings: Surroundings
     plan_config_map: Mapping[str, Any] | None = None
-    nodes: tuple[NodeDevices, ...] | None = None
 
 
 def review(request: Request, known: Known) -> Answer:
@@ -49,8 +47,7 @@ def review(request: Request, known: Known) -> Answer:
         resource = request.resource()
     except pydantic.ValidationError as error:
         return Answer(False, Reason.INVALID_SPEC, str(error))
-    children = {("ConfigMap", plan_name(resource)): known.plan_config_map} if known.plan_config_map else {}
-    planning = plan_workers(Observed(resource, children), replace(_NO_SURROUNDINGS, nodes=known.nodes), now=0.0)
+    planning = plan_workers(observed(resource, known.plan_config_map), known.surroundings, now=0.0)
     if planning.reason is Reason.INSPECTING_MODEL:
         return Answer(True, warnings=(UNKNOWN_MODEL,))
     if planning.reason in _NOT_YET:
@@ -58,3 +55,8 @@ def review(request: Request, known: Known) -> Answer:
     if planning.planned is None:
         return Answer(False, planning.reason, planning.message)
     return Answer(True, warnings=forecast(planning.planned.plan))
+
+
+def observed(resource: LLMDeployment, plan_config_map: Mapping[str, Any] | None) -> Observed:
+    """The resource as a pass would see it, as far as planning looks."""
+    return Observed(resource, {("ConfigMap", plan_name(resource)): plan_config_map} if plan_config_map else {})

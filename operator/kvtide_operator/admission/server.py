@@ -12,13 +12,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from kvtide_operator.admission.keeper import Keeper
-from kvtide_operator.admission.known import look
+from kvtide_operator.admission.known import Sources
 from kvtide_operator.admission.metrics import AdmissionMetrics
 from kvtide_operator.admission.request import Answer, NotAReview, Request
 from kvtide_operator.admission.review import review
 from kvtide_operator.edge.kube import Kube
-from kvtide_operator.edge.nodes import Nodes
-from kvtide_operator.settings import AdmissionSettings
+from kvtide_operator.settings import AdmissionSettings, OperatorSettings
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,11 @@ Judge = Callable[[Request], Awaitable[Answer]]
 
 
 async def serve_admission(
-    kube: Kube, settings: AdmissionSettings, namespace: str, writes: Callable[[], bool], registry: CollectorRegistry
+    kube: Kube,
+    settings: OperatorSettings,
+    names: AdmissionSettings,
+    writes: Callable[[], bool],
+    registry: CollectorRegistry,
 ) -> web.AppRunner:
     """Serves, and keeps the certificates, until the runner is cleaned up.
 
@@ -40,12 +43,11 @@ async def serve_admission(
     succeeds, and the API server admits without asking.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    keeper = Keeper(kube, settings, namespace, writes, context)
-
-    nodes = Nodes(kube)
+    keeper = Keeper(kube, names, settings.operator_namespace, writes, context)
+    sources = Sources(kube, settings)
 
     async def judge(request: Request) -> Answer:
-        return review(request, await look(kube, nodes, request))
+        return review(request, await sources.look(request))
 
     async def keep(_: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(keeper.keep())
@@ -58,7 +60,7 @@ async def serve_admission(
     application.cleanup_ctx.append(keep)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, port=settings.port, ssl_context=context).start()
+    await web.TCPSite(runner, port=names.port, ssl_context=context).start()
     return runner
 
 

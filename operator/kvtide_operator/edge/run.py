@@ -50,11 +50,7 @@ async def _run(settings: OperatorSettings) -> int:
         await serve_metrics(metrics.registry, settings.metrics_port),
     ]
     if settings.admission is not None:
-        servers.append(
-            await serve_admission(
-                kube, settings.admission, settings.operator_namespace, lambda: lease.held, metrics.registry
-            )
-        )
+        servers.append(await serve_admission(kube, settings, settings.admission, lambda: lease.held, metrics.registry))
     try:
         work = asyncio.create_task(_work(settings, kube, lease, queue, health, stop))
         stopped = asyncio.create_task(stop.wait())

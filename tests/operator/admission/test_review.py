@@ -14,7 +14,9 @@ from kvtide_operator.api.spec import LLMDeploymentSpec
 from kvtide_operator.plan.device import resolve_device
 from kvtide_operator.plan.intent import intent_hash, model_hash
 from kvtide_operator.plan.nodes import NodeDevices
+from kvtide_operator.plan.overheads import Overhead, Overheads, overhead_key
 from kvtide_operator.plan.planner import make_plan
+from kvtide_operator.reconcile.observed import Surroundings
 from kvtide_sizing.errors import SizingError
 from kvtide_sizing.models.catalog import builtin, builtin_for
 from kvtide_sizing.models.model_uri import ModelUri
@@ -22,13 +24,17 @@ from kvtide_sizing.plan import Plan
 from kvtide_sizing.shape import ModelShape
 
 Json = dict[str, Any]
+Nodes = tuple[NodeDevices, ...]
 Review = Callable[..., Json]
 CLAIM = {"uri": "pvc://models/smol"}
 SMALL = {"kind": "CPU", "memory": "200Mi"}
 
 
-def answer(asked: Json, config_map: Json | None = None) -> Answer:
-    return review(Request.parse(asked), Known(config_map))
+def answer(
+    asked: Json, config_map: Json | None = None, nodes: Nodes | None = None, overheads: Overheads | None = None
+) -> Answer:
+    surroundings = Surroundings("registry/worker:1", "kvtide-system", "", nodes=nodes, overheads=overheads)
+    return review(Request.parse(asked), Known(surroundings, config_map))
 
 
 def plan_config_map(uid: str, data: Json) -> Json:
@@ -81,13 +87,24 @@ def node(memory_mib: str) -> NodeDevices:
         (None, True, "no right to list nodes"),
     ],
 )
-def test_a_device_that_the_nodes_tell_of(
-    make_review: Review, nodes: tuple[NodeDevices, ...] | None, allowed: bool, words: str
-) -> None:
-    asked = Request.parse(make_review(device={"kind": "GPU"}))
-    found = review(asked, Known(nodes=nodes))
+def test_a_device_that_the_nodes_tell_of(make_review: Review, nodes: Nodes | None, allowed: bool, words: str) -> None:
+    found = answer(make_review(device={"kind": "GPU"}), nodes=nodes)
     assert found.allowed is allowed
     assert words in (found.warnings[0] if allowed else found.message)
+
+
+def test_it_counts_with_what_was_measured_as_a_pass_does(make_review: Review) -> None:
+    measured = Overhead("llama-2-13b", "gpu", 300 << 20, 1, "0.1.0", 0.0, "2026-01-01T00:00:00Z")
+    overheads = {overhead_key(measured.model, measured.device): measured}
+    # Somewhere between its weights of 24.2 GiB and 32 GiB the estimate, which is larger, still refuses.
+    asked = [make_review(device={"kind": "GPU", "memory": f"{memory}Mi"}) for memory in range(24 << 10, 32 << 10, 256)]
+    estimated = [answer(one).allowed for one in asked]
+    known = [answer(one, overheads=overheads).allowed for one in asked]
+    assert known == sorted(known)
+    assert sum(known) - sum(estimated) in (
+        4,
+        5,
+    )  # 1.5 GiB of estimate, 300 MiB and 20 of margin: 1216 MiB in steps of 256
 
 
 @pytest.mark.parametrize(

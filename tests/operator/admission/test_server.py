@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from kvtide_operator.admission import server
 from kvtide_operator.edge.kube import Kube
-from kvtide_operator.settings import AdmissionSettings
+from kvtide_operator.settings import AdmissionSettings, OperatorSettings
 
 Json = dict[str, Any]
 Review = Callable[..., Json]
@@ -61,8 +61,9 @@ async def webhook(make_store: Callable[..., Any]) -> AsyncIterator[Webhook]:
         "webhooks": [{"clientConfig": {}}],
     }
     store, registry, port = make_store(configuration), CollectorRegistry(), unused_port()
-    settings = AdmissionSettings("kvtide-admission", "ours", port)
-    runner = await server.serve_admission(cast(Kube, store), settings, "kvtide-system", lambda: True, registry)
+    names = AdmissionSettings("kvtide-admission", "ours", port)
+    settings = OperatorSettings("registry/worker:1", "kvtide-system", "one", admission=names)
+    runner = await server.serve_admission(cast(Kube, store), settings, names, lambda: True, registry)
     await asyncio.wait_for(store.created.wait(), timeout=10)
     yield Webhook(store, registry, port)
     await runner.cleanup()
