@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 from rich.console import Console
 from rich.table import Table
@@ -69,4 +71,4 @@ def devices_command() -> None:
 
 
 def _print(table: Table) -> None:
-    Console(width=None if click.get_text_stream("stdout").isatty() else 160).print(table)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)

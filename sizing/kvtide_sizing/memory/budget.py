@@ -183,11 +183,14 @@ def budget(
     """
     local = shard(shape, device.count)
     layout = kv_layout(local, precision, block_size, STEP_TOKEN_BUDGET)
+    overhead = device.measured_overhead_bytes
+    if overhead is None:
+        overhead = overhead_bytes(local, device.kind)
     taken = Budget(
         weights_bytes=weights_bytes(shape, weights, device.count),
         step_bytes=0,
         tables_bytes=0,
-        overhead_bytes=overhead_bytes(local, device.kind),
+        overhead_bytes=overhead,
         load_bytes=load_bytes(local, device.kind),
         layout=layout,
     )

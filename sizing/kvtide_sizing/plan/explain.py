@@ -59,11 +59,11 @@ def _pool(plan: Plan, case: Case) -> Iterator[str]:
     wider = "" if padded == kv.bytes_per_token else " (the widest table's, for each table)"
     yield f"a block: {kv.block_size_tokens} tokens · {padded:,}{wider} = {kv.bytes_per_block:,}"
     groups = ", ".join(f"{group.name} {group.elements:,}" for group in case.shape.weights)
-    stored = f"{memory.weights_format} = {memory.weights_bytes:,}"
+    stored = f"{plan.weights_format} = {memory.weights_bytes:,}"
     yield f"weights: {case.shape.parameters:,} parameters ({groups}) in {stored}"
     yield (
         f"activations: a step of {STEP_TOKEN_BUDGET} tokens and {case.batch_cap} rows of {local.vocab_size:,} logits "
-        f"= {memory.activations_bytes - memory.block_tables_bytes:,}, block tables {memory.block_tables_bytes:,}"
+        f"= {memory.activations_bytes - kv.tables_bytes:,}, block tables {kv.tables_bytes:,}"
     )
     least = memory.device_bytes // RESERVE_PARTS
     yield (

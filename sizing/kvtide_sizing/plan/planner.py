@@ -39,6 +39,8 @@ def plan(shape: ModelShape, device: Device, workload: Workload, policy: Policy) 
         model=shape.name,
         device=device.name,
         device_count=device.count,
+        weights_format=case.weights.value,
+        overhead_measured=device.measured_overhead_bytes is not None,
         kv=_kv(case, context),
         memory=_memory(case, context),
         attention=AttentionPlan(shape.query_heads, case.shape.kv_heads, shape.kv_heads),
@@ -140,6 +142,7 @@ def _kv(case: Case, context_tokens: int) -> KvPlan:
         bytes_per_block=taken.block_bytes,
         num_blocks=taken.num_blocks(case.device.memory_bytes),
         block_tables=len(taken.layout.tables),
+        tables_bytes=taken.tables_bytes,
         layers=tuple(
             _layer_runs([(each.key.name, each.value.name) for each in layer_formats(case.shape, case.precision)])
         ),
@@ -166,7 +169,4 @@ def _memory(case: Case, context_tokens: int) -> MemoryPlan:
         overhead_bytes=taken.overhead_bytes,
         reserve_bytes=device.memory_bytes - used,
         kv_pool_bytes=pool,
-        weights_format=case.weights.value,
-        block_tables_bytes=taken.tables_bytes,
-        overhead_measured=device.measured_overhead_bytes is not None,
     )

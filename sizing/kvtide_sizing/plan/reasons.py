@@ -141,7 +141,7 @@ def warnings(plan: Plan, case: Case, native: ModelShape, workload: Workload, pol
             f"{policy.max_quality_loss_percent:g}, which bounds only what Auto chooses"
         )
     memory = plan.memory
-    overhead = "measured" if memory.overhead_measured else "an estimate from above"
+    overhead = "measured" if plan.overhead_measured else "an estimate from above"
     yield (
         f"overhead {format_bytes(memory.overhead_bytes)} is {overhead}, activations "
         f"{format_bytes(memory.activations_bytes)} are counted from the forward pass"
@@ -150,19 +150,17 @@ def warnings(plan: Plan, case: Case, native: ModelShape, workload: Workload, pol
 
 
 def _not_reached(plan: Plan, case: Case, workload: Workload) -> Iterator[str]:
-    target = workload.target_concurrency
-    if target is None:
+    """Wanted is the full context where one was asked for, else the expected length."""
+    target, context = workload.target_concurrency, plan.max_context_tokens
+    expected = case.expected_tokens(context)
+    tokens, held = (
+        (expected, plan.batch_limit) if workload.max_context_tokens is None else (context, plan.max_concurrency)
+    )
+    if target is None or target <= held:
         return
-    if target > plan.batch_limit:
-        expected = case.expected_tokens(plan.max_context_tokens)
-        blocks = case.budget(plan.max_context_tokens).blocks_for(target, expected)
-        yield (
-            f"targetConcurrency {target} is not reached: {target} sequences of {expected} tokens need "
-            f"{blocks * plan.kv.block_size_tokens} tokens of KV, the pool holds {plan.kv.capacity_tokens}, which is "
-            f"{plan.batch_limit} of them"
-        )
-    elif workload.max_context_tokens is not None and target > plan.max_concurrency:
-        yield (
-            f"targetConcurrency {target} is reached at the expected length, not at the full context: the pool "
-            f"{holds(plan.max_concurrency, plan.max_context_tokens)}"
-        )
+    needed = case.budget(context).blocks_for(target, tokens) * plan.kv.block_size_tokens
+    yield (
+        f"targetConcurrency {target} is not reached: {target} sequences of {tokens} tokens need {needed} tokens of KV, "
+        f"the pool has {plan.kv.capacity_tokens} and {holds(held, tokens)}"
+        + (f", or {plan.batch_limit} of the expected {expected}" if tokens != expected else "")
+    )

@@ -24,6 +24,7 @@ class KvPlan:
     bytes_per_token:  of all layers; with several devices, what each of them keeps
     bytes_per_block:  block_size_tokens · bytes_per_token; more where tables of different widths share a pool
     block_tables:     of a sequence; more than one where layers have windows
+    tables_bytes:     of a full batch of the longest sequences; counted among the activations
     """
 
     precision: str
@@ -32,6 +33,7 @@ class KvPlan:
     bytes_per_block: int
     num_blocks: int
     block_tables: int
+    tables_bytes: int
     layers: tuple[LayerRun, ...]
 
     @property
@@ -55,6 +57,7 @@ class KvPlan:
             "capacityTokens": self.capacity_tokens,
             "poolBytes": self.pool_bytes,
             "blockTables": self.block_tables,
+            "blockTablesBytes": self.tables_bytes,
             "layers": [{"layers": run.layers, "key": run.key, "value": run.value} for run in self.layers],
         }
 
@@ -68,18 +71,14 @@ class KvPlan:
             bytes_per_block=int(data["bytesPerBlock"]),
             num_blocks=int(data["numBlocks"]),
             block_tables=int(data["blockTables"]),
+            tables_bytes=int(data["blockTablesBytes"]),
             layers=tuple(LayerRun(str(run["layers"]), str(run["key"]), str(run["value"])) for run in data["layers"]),
         )
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Where one device's memory goes, in bytes; the parts add up to device_bytes.
-
-    weights_format:       how matrices are served
-    block_tables_bytes:   part of activations_bytes
-    overhead_measured:    whether overhead_bytes was measured, or is an estimate from above
-    """
+    """Where one device's memory goes, in bytes; the parts add up to device_bytes."""
 
     device_bytes: int
     weights_bytes: int
@@ -87,9 +86,6 @@ class MemoryPlan:
     overhead_bytes: int
     reserve_bytes: int
     kv_pool_bytes: int
-    weights_format: str
-    block_tables_bytes: int
-    overhead_measured: bool
 
     def to_json(self) -> dict[str, Any]:
         """The parts as JSON values."""
@@ -100,9 +96,6 @@ class MemoryPlan:
             "overheadBytes": self.overhead_bytes,
             "reserveBytes": self.reserve_bytes,
             "kvPoolBytes": self.kv_pool_bytes,
-            "weightsFormat": self.weights_format,
-            "blockTablesBytes": self.block_tables_bytes,
-            "overheadMeasured": self.overhead_measured,
         }
 
     @classmethod
@@ -115,9 +108,6 @@ class MemoryPlan:
             overhead_bytes=int(data["overheadBytes"]),
             reserve_bytes=int(data["reserveBytes"]),
             kv_pool_bytes=int(data["kvPoolBytes"]),
-            weights_format=str(data["weightsFormat"]),
-            block_tables_bytes=int(data["blockTablesBytes"]),
-            overhead_measured=bool(data["overheadMeasured"]),
         )
 
 
@@ -173,6 +163,8 @@ class Alternative:
 class Plan:
     """What one replica holds, and why. Bytes are those of each of its devices.
 
+    weights_format:          how matrices are served
+    overhead_measured:       whether memory.overhead_bytes was measured, or is an estimate from above
     max_concurrency:         sequences of max_context_tokens
     longest_context_tokens:  the longest context of which one sequence would fit
     batch_limit:             sequences of the expected length, at most as many as a step runs
@@ -181,6 +173,8 @@ class Plan:
     model: str
     device: str
     device_count: int
+    weights_format: str
+    overhead_measured: bool
     kv: KvPlan
     memory: MemoryPlan
     attention: AttentionPlan
@@ -198,6 +192,8 @@ class Plan:
             "model": self.model,
             "device": self.device,
             "deviceCount": self.device_count,
+            "weightsFormat": self.weights_format,
+            "overheadMeasured": self.overhead_measured,
             "kv": self.kv.to_json(),
             "memory": self.memory.to_json(),
             "attention": {
@@ -223,6 +219,8 @@ class Plan:
                 model=str(data["model"]),
                 device=str(data["device"]),
                 device_count=int(data["deviceCount"]),
+                weights_format=str(data["weightsFormat"]),
+                overhead_measured=bool(data["overheadMeasured"]),
                 kv=KvPlan.from_json(data["kv"]),
                 memory=MemoryPlan.from_json(data["memory"]),
                 attention=AttentionPlan(

@@ -48,29 +48,61 @@ def test_the_table_names_every_part_of_the_memory() -> None:
     assert len(bar) == 60
 
 
-def test_compare_puts_contiguous_and_paged_side_by_side() -> None:
-    wish = [*SEED, "--mean-prompt", "2048", "--mean-output", "683", "--profile", "Custom", "--compare"]
-    contiguous, paged = json.loads(kvtide(*wish, "-o", "json").stdout)["comparison"]
-    assert contiguous["bytesPerSequence"] == 2_147_483_648
-    # 2731 tokens, two thirds of 4096, are 22 blocks of 128: 2816 tokens
-    assert paged["bytesPerSequence"] == 2816 * 524_288
-    assert paged["sequences"] >= 1.4 * contiguous["sequences"]
-    assert paged["saving"] == pytest.approx(1 - 2816 / 4096, abs=1e-4)
+def test_compare_puts_the_ladder_side_by_side() -> None:
+    wish = ["plan", "--model", "llama-2-13b", "--device", "a100-40gb", "--context", "4096", "--compare"]
+    # 2731 tokens are two thirds of 4096.
+    wish += ["--profile", "Custom", "--mean-prompt", "2048", "--mean-output", "683"]
+    rungs = json.loads(kvtide(*wish, "-o", "json").stdout)["comparison"]
+    contiguous, paged, heads, int8 = rungs[:4]
+    assert [rung["name"] for rung in rungs[2:]] == ["+ 8 KV heads of 40", "+ INT8", "+ K8V4", "+ INT4"]
+    assert contiguous["bytesPerSequence"] == 4096 * 819_200
+    assert paged["bytesPerSequence"] == 2816 * 819_200  # in 11 blocks of 256
+    assert paged["sequences"] >= 1.5 * contiguous["sequences"]
+    assert heads["bytesPerToken"] == 819_200 // 5
+    # 40 layers · 8 heads · 2 · (128 + 2) bytes: 90 % less than 819,200
+    assert int8["bytesPerToken"] == 83_200
+    assert 1 - int8["bytesPerToken"] / contiguous["bytesPerToken"] > 0.73
+    assert int8["sequences"] > 32
     assert "contiguous BF16" in kvtide(*wish).stdout
+
+
+def test_explain_prints_the_formula_with_its_numbers() -> None:
+    lines = json.loads(kvtide(*SEED, "--explain", "-o", "json").stdout)["explanation"]
+    assert lines[0] == "32 layers: 32 · 32 KV heads · (128 · 2 + 128 · 2) = 524,288 bytes a token"
+    table = kvtide(*SEED, "--explain").stdout
+    assert "32 KV heads · (128 · 2 + 128 · 2) = 524,288" in " ".join(table.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("models", ["gemma-3-270m", "MQA, 15 layers see 512", "deepseek-v3", "MLA", "18,432", "planned only"]),
+        ("devices", ["a100-40gb", "40.0 GiB", "1,555 GB/s", "312 TFLOP/s", "mygpu:48GiB"]),
+    ],
+)
+def test_what_is_built_in_can_be_listed(command: str, words: list[str]) -> None:
+    listed = kvtide(command).stdout
+    for word in words:
+        assert word in listed
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--model", "llama-2-70b", "--device", "a100-80gb", "--context", "4096"], 2, ["weights 128.5 GiB", "h200"]),
+        (
+            ["--model", "llama-2-70b", "--device", "a100-80gb", "--context", "4096"],
+            2,
+            ["weights 128.5 GiB", "device.count 2"],
+        ),
         (["--model", "llama-2-7b", "--device", "a100-80gb", "--context", "8192"], 1, ["8192", "write 4096 or less"]),
         (["--model", "llama-9", "--device", "h200"], 1, ["'llama-9'", "llama-2-7b"]),
         (["--model", "llama-2-7b", "--device", "b9000"], 1, ["'b9000'", "h100-80gb"]),
-        (["--model", "llama-2-7b", "--device", "h200", "--precision", "INT4"], 1, ["INT4 is not served yet"]),
-        (["--model", "llama-2-7b", "--device", "h200", "--kv-heads", "8"], 1, ["kvHeads 8", "write Native"]),
+        (["--model", "llama-2-7b", "--device", "a100-40gb", "--precision", "FP8"], 1, ["FP8", "write INT8"]),
+        (["--model", "llama-2-7b", "--device", "h200", "--kv-heads", "7"], 1, ["kvHeads 7", "write one of 1, 2, 4"]),
+        (["--model", "smollm2-135m", "--device", "h200", "--count", "2"], 1, ["9 query heads", "1, 3, 9"]),
         (["--model", "llama-2-7b", "--device", "h200", "--profile", "Custom"], 1, ["meanPromptTokens"]),
         (["--model", "llama-2-7b", "--device", "h200", "--block-size", "48"], 1, ["16, 32, 64, 128, 256"]),
-        (["--model", "llama-2-7b", "--device", "h200", "--explain"], 2, ["--explain"]),
+        (["--model", "llama-2-7b", "--device", "h200", "--frobnicate"], 2, ["--frobnicate"]),
     ],
 )
 def test_a_refusal_says_why_and_what_works(arguments: list[str], status: int, words: list[str]) -> None:
@@ -148,7 +180,7 @@ def test_help_lists_every_part_and_loads_none() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stderr.strip() == "[]"
-    for name in ("plan", "inspect", "serve", "operator"):
+    for name in ("plan", "models", "devices", "inspect", "serve", "operator"):
         assert f"\n  {name} " in result.stdout
 
 

@@ -1,0 +1,118 @@
+"""Refusals: by how much, and what would fit. Each change that a message offers is made, and must fit."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from kvtide_sizing.devices.device import Device, device_named
+from kvtide_sizing.errors import DoesNotFit
+from kvtide_sizing.models import catalog
+from kvtide_sizing.plan import Plan, Policy, Workload, plan
+from kvtide_sizing.quantity import parse_quantity
+
+CASES = [
+    ("llama-2-70b", "a100-80gb", 4096, None),
+    ("llama-3.1-8b", "l4", 131072, None),
+    ("llama-2-7b", "mygpu:8GiB", 4096, 128),
+    ("smollm2-135m", "cpu:1Gi", 8192, None),
+    ("smollm2-135m", "cpu:1152Mi", 8192, 256),
+    ("smollm2-135m", "cpu:256Mi", 64, 16),
+    ("gemma-3-27b", "a100-40gb", 131072, None),
+    ("deepseek-v3", "h200", 65536, None),
+]
+
+
+def refusal(
+    model: str, device: Device, context: int, block_size: int | None, precision: str = "BF16", served_only: bool = False
+) -> DoesNotFit:
+    policy = Policy(precision, block_size, served_only=served_only)
+    with pytest.raises(DoesNotFit) as refused:
+        plan(catalog.builtin(model), device, Workload(max_context_tokens=context), policy)
+    return refused.value
+
+
+def changed_plan(change: str, model: str, device: Device, context: int, block_size: int | None) -> Plan:
+    """The plan with one offered change made."""
+    keys = ("maxContextTokens", "device.memory", "on the device", "blockSizeTokens", "precision", "device.count")
+    found = {key: match[1] for key in keys if (match := re.search(rf"{re.escape(key)} (\S+)", change))}
+    assert found, change
+    if "on the device" in found:
+        device = replace(device_named(found["on the device"]), count=device.count)
+    if "device.memory" in found:
+        device = replace(device, memory_bytes=parse_quantity(found["device.memory"]))
+    if "device.count" in found:
+        device = replace(device, count=int(found["device.count"]))
+    return plan(
+        catalog.builtin(model),
+        device,
+        Workload(max_context_tokens=int(found.get("maxContextTokens", context))),
+        Policy(
+            found.get("precision", "BF16"),
+            int(found["blockSizeTokens"]) if "blockSizeTokens" in found else block_size,
+        ),
+    )
+
+
+@pytest.mark.parametrize("served_only", [False, True])
+@pytest.mark.parametrize(("model", "device", "context", "block_size"), CASES)
+def test_every_offered_change_fits(
+    model: str, device: str, context: int, block_size: int | None, served_only: bool
+) -> None:
+    if served_only and catalog.builtin(model).unserved:
+        pytest.skip("not served: refused by name before any size")
+    given = device_named(device)
+    error = refusal(model, given, context, block_size, served_only=served_only)
+    assert 1 <= len(error.changes) <= 3
+    for change in error.changes:
+        assert change in str(error)
+        assert not (served_only and re.search("precision|device.count", change))
+        assert changed_plan(change, model, given, context, block_size).max_concurrency >= 1
+
+
+@pytest.mark.parametrize(("model", "device", "context", "block_size"), CASES)
+def test_the_need_is_exact(model: str, device: str, context: int, block_size: int | None) -> None:
+    given = device_named(device)
+    needed = refusal(model, given, context, block_size).needed_bytes
+    workload, policy = Workload(max_context_tokens=context), Policy("BF16", block_size)
+    plan(catalog.builtin(model), replace(given, memory_bytes=needed), workload, policy)
+    with pytest.raises(DoesNotFit):
+        plan(catalog.builtin(model), replace(given, memory_bytes=needed - 1), workload, policy)
+
+
+def test_all_kinds_of_changes_are_offered() -> None:
+    changes = [
+        change
+        for model, device, context, block_size in CASES
+        for change in refusal(model, device_named(device), context, block_size).changes
+    ]
+    for kind in ("precision INT8", "maxContextTokens", "device.memory", "device.count 2"):
+        assert any(kind in change for change in changes), kind
+
+
+def test_smaller_blocks_are_offered_where_they_are_enough() -> None:
+    # 8100 tokens are 32 blocks of 256, which are 8192 tokens, and 507 of 16, which are 8112.
+    just_enough = refusal("smollm2-135m", device_named("cpu:512Mi"), 8100, 16).needed_bytes
+    device = replace(device_named("cpu:512Mi"), memory_bytes=just_enough)
+    error = refusal("smollm2-135m", device, 8100, 256)
+    assert error.changes[0] == "with kvCache.blockSizeTokens 16"
+    assert changed_plan(error.changes[0], "smollm2-135m", device, 8100, 256).max_concurrency == 1
+
+
+def test_the_message_says_what_there_is() -> None:
+    error = refusal("llama-2-70b", device_named("a100-80gb"), 4096, None)
+    # 68,976,648,192 parameters · 2 bytes = 128.5 GiB; 4096 tokens · 327,680 bytes = 1.25 GiB
+    for part in ("weights 128.5 GiB", "KV 1.25 GiB", "the device has 80.0 GiB", "with device.count 2"):
+        assert part in str(error)
+    assert error.device_bytes == 80 * 1024**3
+
+
+def test_a_device_too_small_for_the_shortest_context_is_refused_without_a_wish() -> None:
+    with pytest.raises(DoesNotFit, match="but the device has 512 MiB"):
+        plan(catalog.builtin("smollm2-135m"), device_named("cpu:512Mi"), Workload(), Policy())
+
+
+def test_the_peak_of_loading_is_named_where_it_is_what_does_not_fit() -> None:
+    # Untied embeddings are dequantised last: 12 bytes for each of 128,256 · 4096 elements, 5.9 GiB beside the weights.
+    error = refusal("llama-3.1-8b", device_named("cpu:20Gi"), 512, None)
+    assert "at the peak of loading 6.2" in str(error) or "at the peak of loading 6.1" in str(error)

@@ -1,0 +1,331 @@
+"""The plan's decisions, as rows."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvtide_sizing.devices.device import Device, DeviceKind, device_named
+from kvtide_sizing.errors import (
+    DoesNotFit,
+    InvalidPlan,
+    InvalidWorkload,
+    UnsupportedModel,
+    UnsupportedPolicy,
+    UnsupportedPrecision,
+)
+from kvtide_sizing.memory.budget import MAX_BATCH, STEP_TOKEN_BUDGET
+from kvtide_sizing.models import catalog
+from kvtide_sizing.plan import Plan, Policy, Profile, Workload, plan
+
+CHAT = Workload()
+NATIVE = Policy()
+
+
+def plan_of(
+    model: str = "smollm2-135m",
+    device: str = "cpu:1280Mi",
+    workload: Workload = CHAT,
+    policy: Policy = NATIVE,
+) -> Plan:
+    return plan(catalog.builtin(model), device_named(device), workload, policy)
+
+
+def test_the_seed_case_holds_exactly() -> None:
+    result = plan_of("llama-2-7b", "a100-80gb", Workload(max_context_tokens=4096))
+    assert result.kv.bytes_per_token == 524_288  # 2 · 32 layers · 32 KV heads · 128 · 2 bytes
+    sequence = result.max_context_tokens * result.kv.bytes_per_token
+    assert sequence == 2_147_483_648
+    assert result.memory.weights_bytes == 2 * 6_738_415_616
+    # 80 GiB less 12.6 of weights would hold 33 such sequences if nothing else were there.
+    assert 25 <= result.max_concurrency <= 33
+
+
+def test_a_small_container_holds_smollm2_and_a_useful_pool() -> None:
+    result = plan_of(workload=Workload(max_context_tokens=2048))
+    assert result.memory.weights_bytes == 2 * 134_515_008
+    assert result.kv.bytes_per_token == 23_040
+    assert result.kv.bytes_per_block == 64 * 23_040
+    assert result.kv.pool_bytes >= 250_000_000
+    assert result.batch_limit >= 12
+
+
+@pytest.mark.parametrize(
+    ("profile", "prompt", "output", "block_size"),
+    [
+        # The largest block whose half is at most a twentieth of the expected sequence.
+        (Profile.CHAT, None, None, 64),  # 768 tokens: 38.4
+        (Profile.DOCUMENTS, None, None, 256),  # 4608 tokens: 230
+        (Profile.CUSTOM, 200, 120, 32),  # 320 tokens: 16, just
+        (Profile.CUSTOM, 200, 119, 16),  # 319 tokens: 15.95
+        (Profile.CUSTOM, 20, 10, 16),  # 30 tokens: none is small enough, so the smallest
+        (Profile.CUSTOM, 2000, 560, 256),  # 2560 tokens: 128, just
+        (Profile.CHAT, 2000, 560, 64),  # chats share whole blocks: no larger than 64
+    ],
+)
+def test_the_block_size_follows_the_expected_sequence(
+    profile: Profile, prompt: int | None, output: int | None, block_size: int
+) -> None:
+    workload = Workload(profile, mean_prompt_tokens=prompt, mean_output_tokens=output)
+    assert plan_of(device="cpu:4Gi", workload=workload).kv.block_size_tokens == block_size
+
+
+def test_what_was_asked_is_kept() -> None:
+    policy = Policy(precision="BF16", block_size_tokens=128, kv_heads=3)
+    result = plan_of(workload=Workload(max_context_tokens=1000), policy=policy)
+    assert (result.kv.block_size_tokens, result.kv.precision, result.max_context_tokens) == (128, "BF16", 1000)
+    assert result.max_concurrency == result.kv.num_blocks // 8  # 1000 tokens reach into the eighth block of 128
+    assert not any("blockSizeTokens" in reason or "maxContextTokens" in reason for reason in result.reasons)
+
+
+@pytest.mark.parametrize(
+    ("device", "whole"),
+    [("cpu:4Gi", True), ("cpu:1152Mi", False)],
+)
+def test_without_a_wish_the_context_is_the_models_cut_to_what_fits(device: str, whole: bool) -> None:
+    result = plan_of(device=device)
+    assert (result.max_context_tokens == 8192) is whole
+    assert result.max_concurrency >= 1
+    reason = next(reason for reason in result.reasons if reason.startswith("maxContextTokens"))
+    assert "8192" in reason
+    assert ("cut" in reason) is not whole
+
+
+def test_a_cut_context_is_the_longest_that_fits() -> None:
+    cut = plan_of(device="cpu:1152Mi")
+    longer = Workload(max_context_tokens=cut.max_context_tokens + cut.kv.block_size_tokens)
+    with pytest.raises(DoesNotFit):
+        plan_of(device="cpu:1152Mi", workload=longer, policy=Policy("BF16"))
+
+
+@pytest.mark.parametrize(
+    ("device", "cap"), [("cpu:64Gi", MAX_BATCH[DeviceKind.CPU]), ("h200", MAX_BATCH[DeviceKind.GPU])]
+)
+def test_the_batch_limit_ends_where_a_step_does(device: str, cap: int) -> None:
+    result = plan_of(device=device)
+    assert result.batch_limit == cap
+    assert any(f"no more than {cap}" in reason for reason in result.reasons)
+
+
+def test_a_wish_for_concurrency_raises_the_cap_up_to_the_steps_tokens() -> None:
+    assert plan_of(device="cpu:64Gi", workload=Workload(target_concurrency=100)).batch_limit == 100
+    assert plan_of(device="cpu:64Gi", workload=Workload(target_concurrency=9999)).batch_limit == STEP_TOKEN_BUDGET
+
+
+def test_a_concurrency_that_is_not_reached_is_a_warning_with_the_numbers() -> None:
+    result = plan_of(workload=Workload(max_context_tokens=2048, target_concurrency=32))
+    warning = next(warning for warning in result.warnings if warning.startswith("targetConcurrency"))
+    for number in (32, 32 * 2048, result.kv.capacity_tokens, result.max_concurrency, result.batch_limit):
+        assert str(number) in warning
+
+
+def test_a_sequence_that_is_expected_longer_than_allowed_is_counted_as_allowed() -> None:
+    result = plan_of(workload=Workload(max_context_tokens=256))
+    assert result.batch_limit == min(64, result.kv.num_blocks // 4)  # 256 tokens are 4 blocks of 64
+    assert any("768" in warning and "256" in warning for warning in result.warnings)
+
+
+def test_a_window_keeps_blocks_small() -> None:
+    # 4608 tokens would have blocks of 256; a window of 512 has a quarter of itself, 128, at most
+    workload = Workload(Profile.DOCUMENTS, 8192)
+    assert plan_of("gemma-3-270m", "mygpu:8GiB", workload).kv.block_size_tokens == 128
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "loss", "precision"),
+    [
+        # 40 GiB hold about 12 GiB of KV beside 24.2 GiB of weights, and 4096 tokens take 3.125 GiB in BF16.
+        (None, 5, "BF16"),
+        (3, 5, "BF16"),
+        (4, 5, "INT8"),  # 3.125 · 260/512 = 1.59 GiB
+        (7, 5, "INT8"),
+        (9, 5, "K8V4"),  # 3.125 · 198/512 = 1.21 GiB
+        (14, 5, "INT4"),  # 3.125 · 136/512 = 0.83 GiB
+        (14, 1, "K8V4"),  # INT4 may cost more than 1 %: nearest to what is wanted
+        (14, 0.5, "INT8"),
+        (14, 0, "BF16"),
+        (99, 5, "INT4"),
+    ],
+)
+def test_auto_takes_the_best_precision_that_reaches_the_wish(
+    concurrency: int | None, loss: float, precision: str
+) -> None:
+    workload = Workload(max_context_tokens=4096, target_concurrency=concurrency)
+    result = plan_of("llama-2-13b", "a100-40gb", workload, Policy(max_quality_loss_percent=loss))
+    assert result.kv.precision == precision
+    reached = concurrency is None or result.max_concurrency >= concurrency
+    complaints = [warning for warning in result.warnings if warning.startswith("targetConcurrency")]
+    assert reached is (not complaints)
+
+
+def test_auto_takes_a_smaller_precision_where_bf16_does_not_fit_at_all() -> None:
+    workload = Workload(max_context_tokens=16384)
+    with pytest.raises(DoesNotFit) as refused:
+        plan_of("llama-3.2-3b", "mygpu:8GiB", workload, Policy(precision="BF16"))
+    short = Device("mygpu", DeviceKind.GPU, refused.value.needed_bytes - 1)
+    assert plan(catalog.builtin("llama-3.2-3b"), short, workload, NATIVE).kv.precision == "INT8"
+
+
+@pytest.mark.parametrize(
+    ("profile", "policy", "concurrency", "chosen"),
+    [
+        (Profile.CHAT, Policy(kv_heads="Auto", variants=(8,)), 1, (40, "BF16")),
+        (Profile.CHAT, Policy(kv_heads="Auto", variants=(8,)), 5, (40, "INT8")),
+        (Profile.DOCUMENTS, Policy(kv_heads="Auto", variants=(8,)), 5, (8, "BF16")),
+        (Profile.DOCUMENTS, Policy(kv_heads="Auto", variants=(20, 8)), 5, (20, "BF16")),
+        (Profile.DOCUMENTS, Policy(kv_heads="Auto"), 5, (40, "INT8")),  # no variant: heads are not pooled unasked
+        (Profile.CHAT, Policy(kv_heads=8), 5, (8, "BF16")),
+        (Profile.CHAT, Policy(kv_heads="Native", variants=(8,)), 12, (40, "K8V4")),
+    ],
+)
+def test_chat_takes_smaller_numbers_first_and_documents_fewer_heads(
+    profile: Profile, policy: Policy, concurrency: int, chosen: tuple[int, str]
+) -> None:
+    workload = Workload(profile, max_context_tokens=4096, target_concurrency=concurrency)
+    result = plan_of("llama-2-13b", "a100-40gb", workload, policy)
+    assert (result.attention.kv_heads, result.kv.precision) == chosen
+    assert (result.attention.native_kv_heads, result.attention.query_heads) == (40, 40)
+
+
+def test_what_is_served_bounds_what_is_chosen() -> None:
+    workload = Workload(max_context_tokens=4096, target_concurrency=8)
+    result = plan_of("llama-2-13b", "a100-40gb", workload, Policy(served_only=True))
+    assert result.kv.precision == "BF16"
+    int8 = next(other for other in result.alternatives if other.choice == "precision INT8")
+    assert not int8.served
+    assert int8.max_concurrency > result.max_concurrency
+    assert f"INT8 would hold {int8.max_concurrency}, which this release does not serve yet" in result.reasons[0]
+
+
+def test_each_alternative_is_what_its_plan_would_be() -> None:
+    workload = Workload(max_context_tokens=2048)
+    result = plan_of("llama-2-7b", "a100-40gb", workload)
+    assert len(result.alternatives) >= 9
+    for other in result.alternatives:
+        field, value = other.choice.split()
+        name = {"precision": "precision", "kvHeads": "kv_heads", "blockSizeTokens": "block_size_tokens"}.get(
+            field, field
+        )
+        choice = Policy(**{name: int(value) if value.isdecimal() else value})  # type: ignore[arg-type]
+        same = plan_of("llama-2-7b", "a100-40gb", workload, choice)
+        assert (other.bytes_per_token, other.capacity_tokens, other.max_concurrency, other.batch_limit) == (
+            same.kv.bytes_per_token,
+            same.kv.capacity_tokens,
+            same.max_concurrency,
+            same.batch_limit,
+        )
+
+
+def test_several_devices_share_a_model() -> None:
+    two = replace(device_named("a100-80gb"), count=2)
+    result = plan(catalog.builtin("llama-2-70b"), two, Workload(max_context_tokens=4096), NATIVE)
+    # 8 KV heads: four on each of them
+    assert result.kv.bytes_per_token == 327_680 // 2
+    assert result.device_count == 2
+    assert result.memory.device_bytes == 80 * 1024**3
+    assert any("4 of 8 KV heads" in reason for reason in result.reasons)
+
+
+def test_a_measured_overhead_takes_the_estimates_place() -> None:
+    estimated = plan_of("llama-2-7b", "a100-40gb", Workload(max_context_tokens=2048))
+    device = replace(device_named("a100-40gb"), measured_overhead_bytes=700 * 1024**2)
+    measured = plan(catalog.builtin("llama-2-7b"), device, Workload(max_context_tokens=2048), NATIVE)
+    assert measured.memory.overhead_bytes == 700 * 1024**2 < estimated.memory.overhead_bytes
+    assert measured.overhead_measured
+    assert not estimated.overhead_measured
+    assert measured.kv.capacity_tokens > estimated.kv.capacity_tokens
+    assert any("is measured" in warning for warning in measured.warnings)
+
+
+@pytest.mark.parametrize(
+    ("workload", "policy", "error", "message"),
+    [
+        (Workload(max_context_tokens=8193), {}, InvalidWorkload, "8193 is beyond the 8192 .* write 8192 or less"),
+        (CHAT, {"block_size_tokens": 48}, InvalidWorkload, "blockSizeTokens 48: write one of 16, 32, 64, 128, 256"),
+        (CHAT, {"precision": "int8"}, UnsupportedPrecision, "'int8' is no KV precision; write BF16"),
+        (CHAT, {"precision": "FP8"}, UnsupportedPrecision, "FP8 KV needs .* cpu does not; write INT8"),
+        (CHAT, {"precision": "INT8", "served_only": True}, UnsupportedPrecision, "INT8 is not served .* write BF16 or"),
+        (CHAT, {"kv_heads": 1, "served_only": True}, UnsupportedPolicy, "kvHeads 1 is not served .* has 3 KV heads"),
+        (CHAT, {"kv_heads": 2}, UnsupportedPolicy, "kvHeads 2: .* 9 query heads over 3 KV heads; write one of 1, 3"),
+        (CHAT, {"kv_heads": "Some"}, InvalidWorkload, "kvHeads 'Some': write Native, Auto or a number"),
+        (CHAT, {"kv_heads": 0}, InvalidWorkload, "kvHeads 0: write 1 or more"),
+        (CHAT, {"weights": "Q4"}, UnsupportedPrecision, "'Q4' is no format of weights; write BF16"),
+        (CHAT, {"weights": "INT8", "served_only": True}, UnsupportedPrecision, "weights INT8 are not served"),
+        (CHAT, {"max_quality_loss_percent": -1}, InvalidWorkload, "maxQualityLossPercent -1"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_what_would_work(
+    workload: Workload, policy: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        plan_of(workload=workload, policy=Policy(**policy))
+
+
+def test_more_than_one_device_is_not_served() -> None:
+    two = Device("h200", DeviceKind.GPU, 141 * 1024**3, count=2)
+    with pytest.raises(UnsupportedPolicy, match=r"device\.count 2 is not served by this release; write 1"):
+        plan(catalog.builtin("llama-2-7b"), two, CHAT, Policy(served_only=True))
+
+
+def test_a_model_that_is_not_served_is_planned_and_says_so() -> None:
+    result = plan_of("mixtral-8x7b", "h200")
+    assert any("does not serve" in warning for warning in result.warnings)
+    with pytest.raises(UnsupportedModel, match="mixtral-8x7b"):
+        plan_of("mixtral-8x7b", "h200", policy=Policy(served_only=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_context_tokens": 0}, "maxContextTokens is 0; write 1 or more"),
+        ({"mean_prompt_tokens": -5}, "meanPromptTokens is -5"),
+        ({"target_concurrency": 0}, "targetConcurrency is 0"),
+        ({"profile": Profile.CUSTOM, "mean_prompt_tokens": 5}, "Custom needs meanPromptTokens and meanOutputTokens"),
+    ],
+)
+def test_a_workload_that_means_nothing_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidWorkload, match=message):
+        Workload(**fields)  # type: ignore[arg-type]
+
+
+def test_a_plan_survives_json() -> None:
+    result = plan_of(workload=Workload(max_context_tokens=2048, target_concurrency=32))
+    assert Plan.from_json(result.to_json()) == result
+
+
+def test_json_that_is_no_plan_is_refused() -> None:
+    broken = plan_of().to_json()
+    del broken["kv"]["numBlocks"]
+    with pytest.raises(InvalidPlan, match="numBlocks"):
+        Plan.from_json(broken)
+
+
+def test_json_has_the_contracts_keys() -> None:
+    data = plan_of().to_json()
+    contract = (
+        "model device kv memory attention maxContextTokens maxConcurrency batchLimit reasons alternatives warnings"
+    )
+    assert set(contract.split()) <= set(data)
+    pool = "precision blockSizeTokens bytesPerToken bytesPerBlock numBlocks capacityTokens poolBytes"
+    assert set(pool.split()) <= set(data["kv"])
+    assert set(data["memory"]) == {
+        "deviceBytes",
+        "weightsBytes",
+        "activationsBytes",
+        "overheadBytes",
+        "reserveBytes",
+        "kvPoolBytes",
+    }
+    assert {"queryHeads", "kvHeads"} <= set(data["attention"])
+
+
+def test_a_plan_takes_less_than_ten_milliseconds() -> None:
+    def seconds() -> float:
+        started = time.thread_time()  # the machine may be busy with other things
+        # Its context is cut to what fits, with each precision: the longest search.
+        workload = Workload(target_concurrency=500)
+        plan_of("llama-3.1-70b", "mygpu:150GiB", workload, Policy(max_quality_loss_percent=5))
+        return time.thread_time() - started
+
+    assert min(seconds() for _ in range(10)) < 0.010
