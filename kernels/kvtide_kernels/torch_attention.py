@@ -37,20 +37,23 @@ class TorchAttentionStep:
     Its memory, in elements. `run` takes its result, tokens · query_heads · head_dim; and for one group of decodes, or
     one prefill chunk, at a time
 
-        2 · gathered · kv_heads · head_dim              a copy of its keys and values
-        2 · sequences · query_heads · head_dim          a group's queries and results, or
-            new · query_heads · head_dim                a chunk's results
+        2 · gathered · kv_heads · head_dim                  a copy of its keys and values
+        2 · sequences · query_heads · head_dim              a group's queries and results, or
+            new · query_heads · head_dim                    a chunk's results
+        gathered / block_size · kv_heads                    int64, where its blocks are
+        (sequences or new) · query_heads                    float32, torch's sums of the softmax
 
     gathered of a group:  at most max(GATHER_TOKENS, block_size · the most `needed_blocks` of a sequence)
     gathered of a chunk:  block_size · its `needed_blocks`, which a window bounds
 
-    and for every thread torch's own tile, of at most 256 queries by 512 keys. From `plan` to the step's end there are,
-    for each window of the layout (None is one),
+    and for every thread of the CPU torch's own tile, of at most 256 queries by 512 keys, in float32 and again in the
+    pool's dtype. From `plan` to the step's end there are, for each window of the layout (None is one),
 
-        new · attended          of each chunk after the first, in the pool's dtype: its bias
-        gathered                of each group, in the pool's dtype: its bias
+        new · attended          a chunk's bias in the pool's dtype, twice while a window's is made; none without a past
+        gathered                a group's bias in the pool's dtype
+        kv_heads · stale        int64, of a group: less than a block for each sequence
 
-    and in int64, for each table, kv_heads for each new token and for each gathered block.
+    and for each table kv_heads in int64 for each new token and for each gathered block.
     """
 
     pool: KVPool
