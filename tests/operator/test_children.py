@@ -74,7 +74,12 @@ def test_a_claim_is_mounted_read_only(make_resource: Make) -> None:
             {"device": {"kind": "CPU", "memory": "2Gi"}, "worker": {"resources": {"requests": {"cpu": "500m"}}}},
             {"requests": {"cpu": "500m", "memory": "2Gi"}, "limits": {"memory": "2Gi"}},
         ),
+        (
+            {"device": {"kind": "CPU"}, "worker": {"resources": {"limits": {"memory": "1536Mi", "cpu": "2"}}}},
+            {"requests": {"memory": "1536Mi"}, "limits": {"memory": "1536Mi", "cpu": "2"}},
+        ),
         ({"device": {"kind": "GPU", "memory": "40Gi"}}, {"limits": {"nvidia.com/gpu": "1"}}),
+        ({"device": {"kind": "GPU"}}, {"limits": {"nvidia.com/gpu": "1"}}),
         (
             {"device": {"kind": "GPU", "memory": "40Gi", "resourceName": "amd.com/gpu"}},
             {"limits": {"amd.com/gpu": "1"}},

@@ -2,16 +2,24 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvtide_operator.api.conditions import Reason
 from kvtide_operator.api.resource import LLMDeployment
+from kvtide_operator.children.plan_config_map import plan_config_map
+from kvtide_operator.edge.events import MESSAGE_LIMIT
 from kvtide_operator.plan.intent import model_hash
+from kvtide_operator.plan.nodes import NodeDevices
+from kvtide_operator.plan.planner import make_plan
+from kvtide_operator.plan.record import Record
 from kvtide_operator.reconcile.observed import Observed, Surroundings
-from kvtide_operator.reconcile.planning import plan_workers
-from kvtide_operator.reconcile.reconcile import reconcile
+from kvtide_operator.reconcile.planning import plan_workers, wants_nodes
+from kvtide_operator.reconcile.reconcile import RESTING_S, reconcile
+from kvtide_sizing.devices.device import device_named
+from kvtide_sizing.errors import DoesNotFit
 from kvtide_sizing.models.catalog import builtin
 
 Json = dict[str, Any]
@@ -40,7 +48,21 @@ def said(reason: str) -> str:
     ("spec", "reason", "words"),
     [
         ({}, Reason.FITS, "BF16, blocks of 64 tokens"),
-        ({"kvCache": {"precision": "INT8"}}, Reason.NOT_SUPPORTED, "use BF16 or Auto"),
+        ({}, Reason.FITS, "next-best: precision INT8 would hold"),
+        ({"attention": {"kvHeads": "Auto"}}, Reason.FITS, "BF16"),
+        # what this release's workers do not run
+        ({"kvCache": {"precision": "INT8"}}, Reason.NOT_SUPPORTED, "kvCache.precision INT8"),
+        ({"kvCache": {"precision": "Mixed"}}, Reason.NOT_SUPPORTED, "write BF16 or Auto"),
+        ({"kvCache": {"prefixCaching": True}}, Reason.NOT_SUPPORTED, "kvCache.prefixCaching true"),
+        ({"attention": {"kvHeads": 1}}, Reason.NOT_SUPPORTED, "write Native"),
+        ({"device": {"kind": "CPU", "memory": "2Gi", "count": 2}}, Reason.NOT_SUPPORTED, "device.count 2"),
+        ({"device": {"kind": "CPU"}}, Reason.INVALID_SPEC, "write device.memory"),
+        ({"device": {"kind": "GPU"}}, Reason.DEVICE_MEMORY_UNKNOWN, "no right to list nodes"),
+        (
+            {"model": {"uri": "hf://deepseek-ai/DeepSeek-V3"}, "device": {"kind": "GPU", "memory": "2Ti"}},
+            Reason.UNSUPPORTED_MODEL,
+            "deepseek-v3",
+        ),
         (
             {"model": {"uri": "hf://meta-llama/Llama-2-7b-hf"}, "device": {"kind": "CPU", "memory": "8Gi"}},
             Reason.DOES_NOT_FIT,
@@ -160,3 +182,102 @@ def test_a_shape_outlives_a_plan_that_does_not_fit(
     planning = plan_workers(observe(larger, children=list(actions.apply)), surroundings, now)
     assert planning.reason is Reason.FITS
     assert planning.create == ()
+
+
+def test_a_shape_in_an_older_form_is_read_again(
+    make_resource: Callable[..., LLMDeployment],
+    observe: Callable[..., Observed],
+    surroundings: Surroundings,
+    now: float,
+) -> None:
+    resource = make_resource(model=CLAIM)
+    # as the first version wrote it: no layers
+    old = {"name": "smol", "numLayers": 30, "kvHeads": 3, "headDim": 64}
+    kept = plan_config_map(resource, Record(shapes={model_hash(resource.spec): old}))
+    planning = plan_workers(observe(resource, children=[kept]), surroundings, now)
+    assert planning.reason is Reason.INSPECTING_MODEL
+    assert [pod["metadata"]["name"] for pod in planning.create] == ["chat-inspect"]
+
+
+def test_what_does_not_fit_names_the_changes_in_condition_and_event(
+    make_resource: Callable[..., LLMDeployment],
+    observe: Callable[..., Observed],
+    surroundings: Surroundings,
+    now: float,
+) -> None:
+    spec = {"model": {"uri": "hf://meta-llama/Llama-2-7b-hf"}, "device": {"kind": "GPU", "memory": "8Gi"}}
+    actions = reconcile(observe(make_resource(**spec)), surroundings, now)
+    with pytest.raises(DoesNotFit) as refused:
+        make_plan(make_resource(**spec).spec, builtin("llama-2-7b"), device_named("gpu:8Gi"))
+    assert 1 <= len(refused.value.changes) <= 3
+    (planned,) = [c.message for c in actions.status.conditions or [] if c.type == "Planned"]
+    (warned,) = [event.message for event in actions.events if event.reason == "DoesNotFit"]
+    for change in refused.value.changes:
+        assert change in planned
+        assert change in warned[:MESSAGE_LIMIT]
+    assert "Deployment" not in [child["kind"] for child in actions.apply]
+
+
+ON_NODES: Json = {"model": {"uri": "hf://meta-llama/Llama-2-7b-hf"}, "device": {"kind": "GPU"}}
+
+
+def with_memory(*memory_mib: int) -> tuple[NodeDevices, ...]:
+    return tuple(
+        NodeDevices(f"n{mib}", {"nvidia.com/gpu.memory": str(mib)}, {"nvidia.com/gpu": "1"}) for mib in memory_mib
+    )
+
+
+def test_a_device_of_the_nodes_is_planned_for_the_smallest_and_says_so(
+    make_resource: Callable[..., LLMDeployment],
+    observe: Callable[..., Observed],
+    surroundings: Surroundings,
+    now: float,
+) -> None:
+    around = replace(surroundings, nodes=with_memory(81920, 40960))
+    status = reconcile(observe(make_resource(**ON_NODES)), around, now).status
+    assert status.plan is not None
+    assert status.plan.memory.device_bytes == 40960 * 2**20
+    assert "nvidia.com/gpu.memory: 81920" in status.plan.warnings[0]
+
+
+def test_where_the_smallest_is_too_small_the_larger_ones_are_named(
+    make_resource: Callable[..., LLMDeployment],
+    observe: Callable[..., Observed],
+    surroundings: Surroundings,
+    now: float,
+) -> None:
+    around = replace(surroundings, nodes=with_memory(8192, 40960))  # the weights alone are 12.6 GiB
+    planning = plan_workers(observe(make_resource(**ON_NODES)), around, now)
+    assert planning.reason is Reason.DOES_NOT_FIT
+    assert "to plan for 40.0 GiB, pin the workers with worker.nodeSelector nvidia.com/gpu.memory" in planning.message
+
+
+def test_a_plan_made_from_nodes_stays_when_nodes_come_and_go(
+    make_resource: Callable[..., LLMDeployment],
+    observe: Callable[..., Observed],
+    surroundings: Surroundings,
+    now: float,
+) -> None:
+    resource = make_resource(**ON_NODES)
+    seen = observe(resource)
+    assert wants_nodes(seen)
+    first = list(reconcile(seen, replace(surroundings, nodes=with_memory(40960)), now).apply)
+    kept = observe(resource, children=first)
+    assert not wants_nodes(kept)
+    for nodes in (None, (), with_memory(24576, 40960, 81920)):
+        assert reconcile(kept, replace(surroundings, nodes=nodes), now).apply == ()
+
+
+def test_without_a_device_there_is_no_pod_until_one_comes(
+    make_resource: Callable[..., LLMDeployment],
+    observe: Callable[..., Observed],
+    surroundings: Surroundings,
+    now: float,
+) -> None:
+    seen = observe(make_resource(**ON_NODES))
+    without = reconcile(seen, replace(surroundings, nodes=()), now)
+    assert without.apply == ()
+    assert [c.reason for c in without.status.conditions or [] if c.type == "Planned"] == ["NoDevice"]
+    assert without.requeue_s == RESTING_S
+    later = reconcile(seen, replace(surroundings, nodes=with_memory(40960)), now)
+    assert "Deployment" in [child["kind"] for child in later.apply]

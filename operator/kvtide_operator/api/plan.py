@@ -29,6 +29,9 @@ class PlanKV(Api):
     block_tables: int | None = Field(
         default=None, description="Block tables of a sequence: more than one where layers have windows."
     )
+    block_tables_bytes: int | None = Field(
+        default=None, description="Block tables of a full batch; they are counted with the activations."
+    )
     layers: list[PlanLayers] | None = Field(default=None, description="How each layer's keys and values are stored.")
 
 
@@ -41,11 +44,6 @@ class PlanMemory(Api):
     overhead_bytes: int = Field(description="Runtime and libraries.")
     reserve_bytes: int = Field(description="Left free on purpose.")
     kv_pool_bytes: int = Field(description="The pool of KV blocks.")
-    weights_format: str | None = Field(default=None, description="How the matrices are stored.")
-    block_tables_bytes: int | None = Field(default=None, description="Block tables, a part of the activations.")
-    overhead_measured: bool | None = Field(
-        default=None, description="Whether the overhead was measured on workers, or is an estimate from above."
-    )
 
 
 class PlanAttention(Api):
@@ -73,6 +71,10 @@ class Plan(Api):
     model: str = Field(description="The model as the plan knows it.")
     device: str = Field(description="The device as the plan knows it.")
     device_count: int | None = Field(default=None, description="Devices of one worker; all bytes are those of each.")
+    weights_format: str | None = Field(default=None, description="How the matrices are stored.")
+    overhead_measured: bool | None = Field(
+        default=None, description="Whether the overhead was measured on workers, or is an estimate from above."
+    )
     kv: PlanKV = Field(description="The KV pool of one worker.")
     memory: PlanMemory = Field(description="Where the device's memory goes, in bytes.")
     attention: PlanAttention = Field(description="Heads of the model as served.")

@@ -4,6 +4,7 @@ import json
 import logging
 import time
 
+from kvtide_operator.api import names
 from kvtide_operator.edge.kube import ApiError, Json, Kube
 from kvtide_operator.plan.overheads import Overheads, read_overheads
 
@@ -43,7 +44,8 @@ class OverheadStore:
             logger.warning("measured overheads of %s/%s: %s", self._namespace, self._name, error)
             self._known = None
             return
-        self._known = {**(self._known or {}), **learned}
+        if self._known is not None:
+            self._known = {**self._known, **learned}
 
     async def _merge_or_create(self, data: dict[str, str]) -> None:
         try:
@@ -57,6 +59,10 @@ class OverheadStore:
         return {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": self._name, "namespace": self._namespace},
+            "metadata": {
+                "name": self._name,
+                "namespace": self._namespace,
+                "labels": {"app.kubernetes.io/part-of": names.PART_OF},
+            },
             "data": data,
         }

@@ -18,7 +18,7 @@ from kvtide_operator.plan.record import Planned, Record
 from kvtide_operator.plan.summary import summary
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.pods import Ending
-from kvtide_sizing.errors import InvalidModel, SizingError
+from kvtide_sizing.errors import DoesNotFit, InvalidModel, SizingError
 from kvtide_sizing.models.catalog import builtin_for
 from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_sizing.shape import ModelShape
@@ -118,7 +118,12 @@ def _fresh(base: Planning, observed: Observed, surroundings: Surroundings, shape
     if image == surroundings.worker_image:
         overhead = planned_overhead(surroundings.overheads or {}, shape.name, device.name)
         device = replace(device, measured_overhead_bytes=overhead)
-    plan = make_plan(spec, shape, device, device_warnings(spec, surroundings.nodes))
+    warnings = device_warnings(spec, surroundings.nodes)
+    try:
+        plan = make_plan(spec, shape, device, warnings)
+    except DoesNotFit as error:
+        # A larger device among the nodes may be the smallest change of all.
+        return replace(_wrong(base, error), message="; ".join((str(error), *warnings)))
     template = worker_template(resource, base.intent, image, plan.memory.weights_bytes)
     planned = Planned(plan.to_json(), template)
     return _with(replace(base, record=base.record.with_planned(base.intent, planned)), planned)

@@ -1,0 +1,65 @@
+"""The nodes as read from the API server: kept for half a minute, and not an error where they may not be listed."""
+
+import time
+from typing import Any, cast
+
+import pytest
+
+from kvtide_operator.edge.kube import ApiError, Kube
+from kvtide_operator.edge.nodes import KEPT_S, Nodes
+
+Json = dict[str, Any]
+
+
+class Cluster:
+    """Nodes by their names, or the status with which the API server refuses."""
+
+    def __init__(self, *names: str, refusal: int | None = None) -> None:
+        self.names = list(names)
+        self.refusal = refusal
+        self.lists = 0
+
+    async def list_all(self, kind: str, namespace: str | None, selector: str = "") -> list[Json]:
+        assert (kind, namespace, selector) == ("Node", None, "")
+        self.lists += 1
+        if self.refusal is not None:
+            raise ApiError(self.refusal, "nodes is forbidden")
+        return [{"metadata": {"name": name, "labels": {"a": "b"}}} for name in self.names]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What time.monotonic says: the only element."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+async def names(nodes: Nodes) -> list[str] | None:
+    found = await nodes.read()
+    return None if found is None else [node.name for node in found]
+
+
+async def test_a_new_node_is_seen_within_half_a_minute(clock: list[float]) -> None:
+    cluster = Cluster("a")
+    nodes = Nodes(cast(Kube, cluster))
+    assert await names(nodes) == ["a"]
+    cluster.names.append("b")
+    clock[0] += KEPT_S - 1
+    assert (await names(nodes), cluster.lists) == (["a"], 1)
+    clock[0] += 2
+    assert (await names(nodes), cluster.lists) == (["a", "b"], 2)
+
+
+async def test_no_right_to_list_is_no_error_and_not_asked_for_on_every_pass(clock: list[float]) -> None:
+    cluster = Cluster(refusal=403)
+    nodes = Nodes(cast(Kube, cluster))
+    assert (await nodes.read(), await nodes.read(), cluster.lists) == (None, None, 1)
+    cluster.refusal = None  # it was granted
+    clock[0] += KEPT_S + 1
+    assert await names(nodes) == []
+
+
+async def test_an_api_server_that_does_not_answer_fails_the_pass() -> None:
+    with pytest.raises(ApiError):
+        await Nodes(cast(Kube, Cluster(refusal=0))).read()
