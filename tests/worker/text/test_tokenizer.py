@@ -5,10 +5,10 @@ from pathlib import Path
 import gguf
 import pytest
 
-from kvtide_sizing.models.gguf_header import SERVED_TOKENIZERS
+from kvtide_sizing.models.served import SERVED_TOKENIZERS
+from kvtide_worker.text import byte_level_bpe, scored_bpe
 from kvtide_worker.text.chat_template import ChatTemplate, ChatTemplateError
 from kvtide_worker.text.detokenizer import Detokenizer
-from kvtide_worker.text.gguf_vocabulary import PRE_TOKENIZERS
 from kvtide_worker.text.tokenizer import Tokenizer, UnsupportedTokenizerError
 from tests.worker.text.texts import TEXTS
 
@@ -42,7 +42,7 @@ def test_a_template_that_breaks_refuses_or_reaches_out(source: str, message: str
         ChatTemplate(source, {}).render([{"role": "user", "content": "Hi"}])
 
 
-@pytest.mark.parametrize(("kind", "pre", "named"), [("llama", "default", "'llama'"), ("gpt2", "kimi-k2", "'kimi-k2'")])
+@pytest.mark.parametrize(("kind", "pre", "named"), [("bert", "default", "'bert'"), ("gpt2", "kimi-k2", "'kimi-k2'")])
 def test_an_unknown_kind_is_refused_by_name(tmp_path: Path, kind: str, pre: str, named: str) -> None:
     file = tmp_path / "other.gguf"
     writer = gguf.GGUFWriter(str(file), "llama")
@@ -64,4 +64,5 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_the_planner_admits_the_gguf_tokenizers_that_are_read_here() -> None:
-    assert set(SERVED_TOKENIZERS) == {("gpt2", name) for name in PRE_TOKENIZERS}
+    byte_level = {("gpt2", name) for name in byte_level_bpe.PRE_TOKENIZERS}
+    assert set(SERVED_TOKENIZERS) == byte_level | {("llama", name) for name in scored_bpe.PRE_TOKENIZERS}
