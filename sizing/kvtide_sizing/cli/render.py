@@ -108,7 +108,7 @@ def _ladder(rungs: Sequence[Rung]) -> Table:
             rung.name,
             f"{rung.bytes_per_token:,}",
             format_bytes(rung.bytes_per_sequence),
-            f"{rung.saving:.0%}",
+            f"{rung.saving:.1%}",
             f"{rung.sequences:,}",
             f"{rung.tokens:,}",
         )

@@ -13,7 +13,7 @@ from kvtide_sizing.devices.mig import GEOMETRIES, mig_geometry
 from kvtide_sizing.errors import UnknownDevice
 from kvtide_sizing.quantity import MIB, parse_quantity
 
-__all__ = ["BUILTIN_GPUS_MIB", "Device", "DeviceKind", "builtin_gpus", "device_named", "parse_quantity"]
+__all__ = ["Device", "DeviceKind", "builtin_gpus", "device_named", "parse_quantity"]
 
 
 class DeviceKind(enum.StrEnum):
@@ -42,8 +42,6 @@ class Device:
     has_fp8: bool = False
     measured_overhead_bytes: int | None = None
 
-
-BUILTIN_GPUS_MIB = {name: spec.memory_mib for name, spec in GPUS.items()}
 
 _BUILTIN_GPUS = MappingProxyType(
     {

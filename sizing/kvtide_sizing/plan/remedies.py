@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from kvtide_sizing import served
-from kvtide_sizing.devices.device import BUILTIN_GPUS_MIB, DeviceKind
+from kvtide_sizing.devices.device import DeviceKind, builtin_gpus
 from kvtide_sizing.errors import DoesNotFit, UnsupportedPolicy
 from kvtide_sizing.memory.budget import reserve_bytes
 from kvtide_sizing.plan.candidates import LOSS_BOUND_PERCENT
@@ -70,7 +70,7 @@ def _with_another_device(case: Case, context_tokens: int, policy: Policy) -> Ite
     if count is not None:
         yield f"with device.count {count}"
     yield f"with device.memory {_memory(device.kind, needed)}"
-    big_enough = [(mib, name) for name, mib in BUILTIN_GPUS_MIB.items() if mib * MIB >= needed]
+    big_enough = [(gpu.memory_bytes, name) for name, gpu in builtin_gpus().items() if gpu.memory_bytes >= needed]
     if device.kind is DeviceKind.GPU and big_enough:
         yield f"on the device {min(big_enough)[1]}"
     longest, offered = case.longest_context(), {_memory(device.kind, needed)}
