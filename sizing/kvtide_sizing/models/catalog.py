@@ -26,9 +26,16 @@ def names() -> tuple[str, ...]:
 
 def builtin(name: str) -> ModelShape:
     """The shape of a built-in model. Raises ModelNotFound with the names there are."""
-    if name.lower() not in _entries():
-        raise ModelNotFound(f"no built-in model is called '{name}'; built in are {', '.join(names())}")
     return _shape(name.lower())
+
+
+def config(name: str) -> dict[str, Any]:
+    """A built-in model's configuration, in the fields of its config.json. Raises as `builtin`."""
+    entry = _entries().get(name.lower())
+    if entry is None:
+        raise ModelNotFound(f"no built-in model is called '{name}'; built in are {', '.join(names())}")
+    found: dict[str, Any] = entry["config"]
+    return found
 
 
 def builtin_for(uri: ModelUri) -> ModelShape | None:
@@ -48,7 +55,7 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def _shape(name: str) -> ModelShape:
-    return shape_of_config(_entries()[name]["config"], name)
+    return shape_of_config(config(name), name)
 
 
 @functools.cache

@@ -10,7 +10,11 @@ from kvtide_sizing.shape import LayerShape, ModelShape, Split
 
 def deepseek_v2(config: Config, architecture: str) -> ModelShape:
     """DeepSeek V2. Raises InvalidModel where its fields are missing or contradict each other."""
-    return _deepseek(config.with_defaults(first_k_dense_replace=0), architecture, expert_bias=False)
+    return _deepseek(
+        config.with_defaults(q_lora_rank=1536, n_shared_experts=2, first_k_dense_replace=0),
+        architecture,
+        expert_bias=False,
+    )
 
 
 def deepseek_v3(config: Config, architecture: str) -> ModelShape:
@@ -18,7 +22,11 @@ def deepseek_v3(config: Config, architecture: str) -> ModelShape:
 
     Its files hold one layer more, which guesses the token after the next; it is not run, and not counted.
     """
-    return _deepseek(config.with_defaults(first_k_dense_replace=3), architecture, expert_bias=True)
+    return _deepseek(
+        config.with_defaults(q_lora_rank=1536, n_shared_experts=1, first_k_dense_replace=3),
+        architecture,
+        expert_bias=True,
+    )
 
 
 def _deepseek(config: Config, architecture: str, *, expert_bias: bool) -> ModelShape:

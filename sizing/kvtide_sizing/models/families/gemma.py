@@ -9,7 +9,7 @@ from kvtide_sizing.models.config import Config
 from kvtide_sizing.models.decoder import gated_decoder
 from kvtide_sizing.shape import ModelShape, Split, WeightGroup
 
-_GEMMA2 = {"head_dim": 256, "sliding_window": 4096, "tie_word_embeddings": True}
+_GEMMA2 = {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "tie_word_embeddings": True}
 # The configurations of Gemma 3's larger models leave out whatever is as here.
 _GEMMA3 = {
     "vocab_size": 262_208,

@@ -18,9 +18,8 @@ _GPT2_NAMES = {
 
 def gpt2(config: Config, architecture: str) -> ModelShape:
     """GPT-2: positions are learned, up to the longest context. Raises as `layers_of`."""
-    config = config.with_defaults(tie_word_embeddings=True).replaced(
-        **{ours: config.size(theirs) for ours, theirs in _GPT2_NAMES.items()}
-    )
+    names = {ours: config.size(theirs) for ours, theirs in _GPT2_NAMES.items()}
+    config = config.with_defaults(tie_word_embeddings=True).replaced(**names, num_key_value_heads=None)
     hidden_size = config.size("hidden_size")
     width = config.size_or("n_inner", 4 * hidden_size)
     layers = layers_of(config)
@@ -34,7 +33,7 @@ def gpt2(config: Config, architecture: str) -> ModelShape:
 
 def gpt_neox(config: Config, architecture: str) -> ModelShape:
     """GPT-NeoX. Raises as `layers_of`."""
-    config = config.with_defaults(attention_bias=True)
+    config = config.with_defaults(attention_bias=True).without("num_key_value_heads")
     hidden_size, width = config.size("hidden_size"), config.size("intermediate_size")
     bias = config.flag("attention_bias")
     layers = layers_of(config)

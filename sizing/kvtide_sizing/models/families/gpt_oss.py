@@ -8,7 +8,7 @@ from kvtide_sizing.models.decoder import decoder_shape, routed_width
 from kvtide_sizing.models.weights import EXPERTS, Tally
 from kvtide_sizing.shape import ModelShape, Split
 
-_DEFAULTS = {"head_dim": 64, "sliding_window": 128, "attention_bias": True}
+_DEFAULTS = {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "attention_bias": True}
 
 
 def gpt_oss(config: Config, architecture: str) -> ModelShape:

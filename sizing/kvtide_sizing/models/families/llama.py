@@ -24,11 +24,12 @@ def llama(config: Config, architecture: str) -> ModelShape:
 
 def mistral(config: Config, architecture: str) -> ModelShape:
     """Mistral: Llama with one window for all layers, or none. Raises as `gated_decoder`."""
-    return gated_decoder(config, architecture)
+    return gated_decoder(config.with_defaults(num_key_value_heads=8, sliding_window=4096), architecture)
 
 
 def mixtral(config: Config, architecture: str) -> ModelShape:
     """Mixtral: each layer's MLP is a choice of experts. Raises as `gated_decoder`."""
+    config = config.with_defaults(num_key_value_heads=8)
     hidden_size, width = config.size("hidden_size"), config.size("intermediate_size")
     experts = config.size("num_local_experts")
     layers = layers_of(config)

@@ -11,13 +11,13 @@ from kvtide_sizing.shape import ModelShape
 
 def qwen2(config: Config, architecture: str) -> ModelShape:
     """Qwen 2 and 2.5: query, key and value have biases. Raises as `gated_decoder`."""
-    config = config.with_defaults(max_window_layers=28)
+    config = config.with_defaults(num_key_value_heads=32, max_window_layers=28)
     return gated_decoder(_without_unused_window(config), architecture, slides=_upper_layers(config), qkv_bias=True)
 
 
 def qwen3(config: Config, architecture: str) -> ModelShape:
     """Qwen 3: no biases, but norms of queries and keys. Raises as `gated_decoder`."""
-    config = config.with_defaults(max_window_layers=28, head_dim=128)
+    config = config.with_defaults(num_key_value_heads=32, max_window_layers=28, head_dim=128)
     bias = config.flag("attention_bias")
     return gated_decoder(
         _without_unused_window(config),
@@ -31,7 +31,7 @@ def qwen3(config: Config, architecture: str) -> ModelShape:
 
 def qwen2_moe(config: Config, architecture: str) -> ModelShape:
     """Qwen 1.5 and 2 with experts: one more expert, behind a gate, is every token's. Raises as `gated_decoder`."""
-    config = config.with_defaults(max_window_layers=28, qkv_bias=True, decoder_sparse_step=1)
+    config = config.with_defaults(num_key_value_heads=16, max_window_layers=28, qkv_bias=True, decoder_sparse_step=1)
     most = config.count("max_window_layers")
     layers = layers_of(_without_unused_window(config), lambda number: number % 2 == 0 and number < most)
     hidden_size, shared = config.size("hidden_size"), config.size("shared_expert_intermediate_size")
@@ -47,7 +47,7 @@ def qwen2_moe(config: Config, architecture: str) -> ModelShape:
 
 def qwen3_moe(config: Config, architecture: str) -> ModelShape:
     """Qwen 3 with experts. Raises as `gated_decoder`."""
-    config = config.with_defaults(decoder_sparse_step=1)
+    config = config.with_defaults(num_key_value_heads=4, decoder_sparse_step=1)
     layers = layers_of(_without_unused_window(config), always)
     hidden_size, bias = config.size("hidden_size"), config.flag("attention_bias")
     tally = Tally()

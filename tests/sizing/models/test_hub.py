@@ -8,8 +8,8 @@ from threading import Thread
 
 import pytest
 
-from tests.sizing.test_commands import kvtide
-from tests.sizing.test_config_json import SMOLLM2
+from tests.sizing.cli.test_commands import kvtide
+from tests.sizing.models.test_config_json import SMOLLM2
 
 COMMIT = "a" * 40
 # The hub's words: status and X-Error-Code.
@@ -21,8 +21,15 @@ REFUSALS = {
 }
 
 
+FILES = {
+    "/org/model/resolve/main/config.json": SMOLLM2,
+    "/org/model/resolve/v1/config.json": SMOLLM2,
+    "/org/model/resolve/v1/model.safetensors.index.json": {"metadata": {"total_size": 269_060_552}, "weight_map": {}},
+}
+
+
 class Hub(BaseHTTPRequestHandler):
-    """Serves org/model's config.json at main and at v1, and refuses the rest."""
+    """Serves org/model's config.json at main and at v1, with an index of shards at v1, and refuses the rest."""
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -31,12 +38,12 @@ class Hub(BaseHTTPRequestHandler):
         self.wfile.write(self._answer())
 
     def _answer(self) -> bytes:
-        body = json.dumps(SMOLLM2).encode()
         refusal = next((REFUSALS[prefix] for prefix in REFUSALS if self.path.startswith(prefix)), None)
-        if self.path in ("/org/model/resolve/main/config.json", "/org/model/resolve/v1/config.json"):
+        if self.path in FILES:
+            body = json.dumps(FILES[self.path]).encode()
             self.send_response(200)
             self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("ETag", '"etag"')
+            self.send_header("ETag", f'"{len(body)}"')  # the client keeps files by it
         else:
             status, code = refusal or (404, "RevisionNotFound")
             body = b""
@@ -59,12 +66,13 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize("uri", ["hf://org/model", "hf://org/model@v1"])
-def test_a_configuration_on_the_hub_gives_a_shape(hub: str, tmp_path: Path, uri: str) -> None:
+@pytest.mark.parametrize(("uri", "stored_bytes"), [("hf://org/model", None), ("hf://org/model@v1", 269_060_552)])
+def test_a_configuration_on_the_hub_gives_a_shape(hub: str, tmp_path: Path, uri: str, stored_bytes: int | None) -> None:
     result = kvtide("inspect", "--model", uri, HF_ENDPOINT=hub, HF_HOME=str(tmp_path))
     assert result.returncode == 0, result.stderr
     shape = json.loads(result.stdout)
     assert (shape["name"], shape["parameters"]) == ("org/model", 134_515_008)
+    assert shape["storedBytes"] == stored_bytes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from kvtide_sizing.errors import InvalidModel
-from kvtide_sizing.models.safetensors_header import StoredWeights, read_folder
+from kvtide_sizing.models.safetensors_header import StoredWeights, read_folder, total_size
 
 
 def shard(folder: Path, name: str, dtype: type, *shapes: tuple[int, ...]) -> None:
@@ -19,7 +19,7 @@ def index_of(folder: Path, *names: str) -> None:
 
 def test_one_file_is_counted(tmp_path: Path) -> None:
     shard(tmp_path, "model.safetensors", np.float16, (3, 5), (7,))
-    assert read_folder(tmp_path) == StoredWeights(elements=22, dtype="F16")
+    assert read_folder(tmp_path) == StoredWeights(elements=22, dtype="F16", stored_bytes=44)
 
 
 def test_the_index_says_which_files_belong(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_the_index_says_which_files_belong(tmp_path: Path) -> None:
     shard(tmp_path, "b.safetensors", np.float16, (5,))
     shard(tmp_path, "model.safetensors", np.float16, (999,))
     index_of(tmp_path, "a.safetensors", "b.safetensors")
-    assert read_folder(tmp_path) == StoredWeights(elements=105, dtype="F32")
+    assert read_folder(tmp_path) == StoredWeights(elements=105, dtype="F32", stored_bytes=4 * 100 + 2 * 5)
 
 
 def test_a_folder_without_them_has_none(tmp_path: Path) -> None:
@@ -47,6 +47,19 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
         read_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        ({"metadata": {"total_size": 16060522496}, "weight_map": {}}, 16_060_522_496),
+        ({"metadata": {"total_size": "much"}}, None),
+        ({"metadata": None}, None),
+        ({}, None),
+    ],
+)
+def test_an_index_says_how_much_its_shards_hold(index: dict[str, object], expected: int | None) -> None:
+    assert total_size(index) == expected
+
+
 @pytest.mark.parametrize("kept", [0, 4, 12, 60, 400])
 def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
     shard(tmp_path, "model.safetensors", np.float32, (10, 10))
@@ -54,6 +67,13 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
     assert file.stat().st_size > 400
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(InvalidModel, match=r"cut short|no header"):
+        read_folder(tmp_path)
+
+
+def test_a_header_without_a_type_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"all": {"shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(InvalidModel, match="no header of safetensors: 'dtype'"):
         read_folder(tmp_path)
 
 

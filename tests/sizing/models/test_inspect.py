@@ -5,7 +5,7 @@ import pytest
 
 from kvtide_sizing.errors import InvalidModel, ModelNotFound
 from kvtide_sizing.models.inspect import inspect_model, resolve_model
-from tests.sizing.test_config_json import SMOLLM2
+from tests.sizing.models.test_config_json import SMOLLM2
 
 
 def test_files_and_folders_are_named_after_themselves(smollm2_file: Path, tmp_path: Path) -> None:
