@@ -32,6 +32,8 @@ def why_unserved(config: Config, architecture: str) -> str | None:
     for field in _OPTIONS[architecture]:
         if config.get(field):
             return f"{name} has {field} {config.get(field)}, which is not served; {architecture} without it is"
+    if isinstance(config.get("num_key_value_heads"), list):
+        return f"{name} has layers of different num_key_value_heads, which is not served; equal layers are"
     field, activation = _ACTIVATION[architecture]
     if config.get(field) not in (None, activation):
         return f"{name} has {field} {config.get(field)}, which is not served; {activation} is"

@@ -70,6 +70,10 @@ def test_heads_come_from_the_configuration(change: dict[str, Any], kv_heads: int
             {"quantization_config": {"quant_method": "fp8"}},
             "some has quantization_config {'quant_method': 'fp8'}, which is not served; LlamaForCausalLM without it is",
         ),
+        (
+            {"num_key_value_heads": [3] * 29 + [1]},
+            "some has layers of different num_key_value_heads, which is not served; equal layers are",
+        ),
         ({"sliding_window": 7}, "some has sliding_window 7, which is not served; LlamaForCausalLM without it is"),
         ({"hidden_act": "gelu"}, "some has hidden_act gelu, which is not served; silu is"),
         ({"partial_rotary_factor": 0.5}, "some rotates a part of each head, which is not served; all of it is"),
