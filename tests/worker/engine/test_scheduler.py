@@ -198,6 +198,21 @@ def test_a_chunk_takes_the_blocks_that_decodes_have_left() -> None:
     assert bench.scheduler.preemptions == 1
 
 
+def test_the_oldest_prompt_takes_blocks_from_the_newest() -> None:
+    """Window 17 in blocks of 1, 47 blocks. `old` holds 16 past its window, `new` the 17 that it was let in with."""
+    bench = Bench(num_blocks=47, layout=layout_of([17], block_size=1, step_tokens=8))
+    bench.add("old", prompt=42)
+    bench.add("b", prompt=1, max_tokens=30)
+    bench.add("c", prompt=1, max_tokens=30)
+    bench.step()
+    bench.add("new", prompt=42)
+    for _ in range(5):
+        assert bench.step().keys() == {"old", "b", "c", "new"}
+    # b and c take their 7th: 16 + 17 + 14 are all. The newest loses its share of this step with its blocks.
+    assert bench.step() == {"b": 1, "c": 1, "old": 3}
+    assert bench.names() == (["old", "b", "c"], ["new"])
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Random requests that all fit the pool alone, aborts and limits, between steps."""
 

@@ -10,8 +10,10 @@ from transformers import Gemma3ForCausalLM
 
 from kvtide_sizing.errors import InvalidPlan
 from kvtide_worker.engine import layout
+from kvtide_worker.engine.config import EngineConfig
+from kvtide_worker.engine.load import load_engine
 from kvtide_worker.engine.messages import AddRequest
-from tests.worker.engine.harness import generate, greedy, load, run
+from tests.worker.engine.harness import generate, greedy, load, plan_for, run
 from tests.worker.models.tiny import save_tiny_gemma3
 
 PROMPTS = [[7, 8, 9], list(range(20, 44)), list(range(100, 116)), list(range(300, 100, -1))]
@@ -81,6 +83,15 @@ def test_state_counts_what_windows_left(model: Path) -> None:
     assert state.live_tokens == -(-(200 + 6 * 24) // 7)
     run(engine)
     assert engine.state().free_blocks == 64 * 7
+
+
+def test_refuses_a_plan_with_other_blocks(model: Path) -> None:
+    """7 tables; a block is 16 tokens of one layer: 2 sides of one head of 32 elements of 2 bytes."""
+    planned = plan_for(model, num_blocks=64, block_size=16, max_context=256, batch_limit=4)
+    assert planned["kv"]["bytesPerBlock"] == 7 * 16 * 2 * 32 * 2
+    planned["kv"] |= {"blockTables": 1, "bytesPerBlock": 16 * 2 * 32 * 2}
+    with pytest.raises(InvalidPlan, match="1 block tables and blocks of 2048 bytes, but the model takes 7 and 14336"):
+        load_engine(EngineConfig(f"file://{model}", planned), progress=lambda stage: None)
 
 
 def test_refuses_a_model_that_runs_with_other_windows(

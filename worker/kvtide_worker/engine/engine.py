@@ -9,7 +9,6 @@ import torch
 
 from kvtide_kernels.attention import PagedAttention, SequenceSpan
 from kvtide_kernels.pool import KVPool
-from kvtide_sizing.errors import InvalidPlan
 from kvtide_worker.engine.admission import refusal
 from kvtide_worker.engine.block_manager import BlockManager
 from kvtide_worker.engine.memory import MemoryMeter
@@ -28,7 +27,7 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Requests in, tokens out, one step at a time. It has no thread and no I/O of its own.
 
-    Raises InvalidPlan where the pool does not hold one sequence of max_context_tokens: it might never end.
+    The pool holds one sequence of max_context_tokens at least (`served_layout`), so that every request ends.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class Engine:
         max_context_tokens: int,
         max_batch_limit: int,
     ) -> None:
-        _check(pool, max_context_tokens)
         self._model = model
         self._pool = pool
         self._attention = attention
@@ -194,12 +192,3 @@ class Engine:
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-
-def _check(pool: KVPool, max_context_tokens: int) -> None:
-    needed = pool.layout.required_blocks(1, max_context_tokens)
-    if needed > pool.num_blocks:
-        raise InvalidPlan(
-            f"one sequence of {max_context_tokens} tokens needs {needed} blocks of {pool.layout.block_size}, but the "
-            f"plan's pool has {pool.num_blocks}; lower maxContextTokens, or plan for more memory"
-        )

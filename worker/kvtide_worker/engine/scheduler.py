@@ -27,7 +27,7 @@ class Scheduler:
 
     Running requests decode first, oldest first; what is left of the budget goes to prefill in equal shares, so that
     a short prompt does not stand behind a long one. The oldest request is never preempted for another one, and each
-    fits the pool alone (`Engine` sees to it), so that every request ends.
+    fits the pool alone (`served_layout`), so that every request ends.
 
     A request is let in with all blocks that its tokens so far will ever hold between two steps. What windowed tables
     hold beyond that while a step runs is kept free at admission; where decodes have grown into it, a chunk is cut.
