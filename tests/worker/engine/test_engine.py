@@ -207,6 +207,12 @@ def test_says_what_it_does_while_it_loads(model: Path) -> None:
     plan = plan_for(model, num_blocks=8, block_size=16, max_context=64, batch_limit=2)
     stages: list[str] = []
     load_engine(EngineConfig(f"file://{model}", plan), progress=stages.append)
-    assert stages == ["finding the model", "loading weights", "allocating the KV pool", "generating the first token"]
+    assert stages == [
+        "finding the model",
+        "loading weights",
+        "allocating the KV pool",
+        "measuring a full step",
+        "generating the first token",
+    ]
     with pytest.raises(ModelNotFound, match="there is nothing at /nowhere"):
         load_engine(EngineConfig("file:///nowhere", plan), progress=stages.append)

@@ -49,9 +49,9 @@ def dense_logits(model: Model, tokens: torch.Tensor, chunks: list[int]) -> torch
     return torch.cat(logits)
 
 
-def load(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, max_positions: int = 512) -> Model:
+def load(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Model:
     """The checkpoint's model on the CPU."""
-    return load_model(checkpoint, dtype=dtype, device=CPU, max_positions=max_positions)
+    return load_model(checkpoint, dtype=dtype, device=CPU)
 
 
 def read(checkpoint: Checkpoint, name: str) -> torch.Tensor:

@@ -41,7 +41,7 @@ def paged_pool(config: ModelConfig, *, num_blocks: int, dtype: torch.dtype) -> K
 
 def paged_logits(checkpoint: Checkpoint, tokens: torch.Tensor, chunks: list[int]) -> torch.Tensor:
     """Logits of every token, computed chunk by chunk through a paged pool, in float32."""
-    model = LlamaModel(checkpoint, dtype=torch.float32, device=CPU, max_positions=512)
+    model = LlamaModel(checkpoint, dtype=torch.float32, device=CPU)
     config = model.config
     pool = paged_pool(config, num_blocks=10, dtype=torch.float32)
     attention, table = TorchAttention(pool, scale=config.attention_scale), BlockTable(deque([7, 2, 9, 0, 4, 1, 3, 5]))
@@ -81,17 +81,17 @@ def test_logits_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> N
 
 def test_only_wanted_rows_have_logits(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)
-    model = LlamaModel(open_checkpoint(tmp_path), dtype=torch.bfloat16, device=CPU, max_positions=64)
+    model = LlamaModel(open_checkpoint(tmp_path), dtype=torch.bfloat16, device=CPU)
     attention = TorchAttention(paged_pool(model.config, num_blocks=2, dtype=torch.bfloat16), scale=0.25)
     step = attention.plan([SequenceSpan([BlockTable(deque([1, 0]))], 0, 20)])
     for wanted in ([], [19], [3, 19]):
         logits = model.forward(torch.arange(20), torch.arange(20), step, torch.tensor(wanted, dtype=torch.int64))
-        assert (logits.shape, logits.dtype) == ((len(wanted), 320), torch.float32)
+        assert (logits.shape, logits.dtype) == ((len(wanted), 320), torch.bfloat16)
 
 
 def test_weights_bytes(tmp_path: Path) -> None:
     """2 bytes a parameter, by transformers' count; tied embeddings count once."""
     for tied in (False, True):
         reference = save_tiny_llama(tmp_path / str(tied), tie_word_embeddings=tied)
-        model = LlamaModel(open_checkpoint(tmp_path / str(tied)), dtype=torch.bfloat16, device=CPU, max_positions=64)
+        model = LlamaModel(open_checkpoint(tmp_path / str(tied)), dtype=torch.bfloat16, device=CPU)
         assert model.weights_bytes == 2 * reference.num_parameters()

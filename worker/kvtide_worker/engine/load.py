@@ -17,6 +17,7 @@ from kvtide_worker.engine.engine import Engine
 from kvtide_worker.engine.layout import served_layout
 from kvtide_worker.engine.memory import MemoryMeter, give_back_heap, usage_reader
 from kvtide_worker.engine.messages import AddRequest, SamplingParams
+from kvtide_worker.engine.worst_step import WorstStep
 from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.config import ModelConfig
 from kvtide_worker.models.model import load_model
@@ -37,7 +38,7 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     checkpoint = open_checkpoint(path)
     _check(plan, checkpoint.config)
     progress("loading weights")
-    model = load_model(checkpoint, dtype=dtype, device=device, max_positions=plan.max_context_tokens)
+    model = load_model(checkpoint, dtype=dtype, device=device)
     progress("allocating the KV pool")
     layout = served_layout(path, plan, model.config)
     pool = KVPool.allocate(
@@ -48,20 +49,23 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
         dtype=dtype,
         device=device,
     )
-    give_back_heap()
+    attention = TorchAttention(pool, scale=model.config.attention_scale)
     meter = MemoryMeter(
-        usage_reader(device, plan.memory.device_bytes),
-        weights_bytes=model.weights_bytes,
-        kv_pool_bytes=pool.nbytes,
+        usage_reader(device, plan.memory.device_bytes), weights_bytes=model.weights_bytes, kv_pool_bytes=pool.nbytes
     )
     engine = Engine(
         model=model,
         pool=pool,
-        attention=TorchAttention(pool, scale=model.config.attention_scale),
+        attention=attention,
         meter=meter,
         max_context_tokens=plan.max_context_tokens,
         max_batch_limit=plan.batch_limit,
     )
+    progress("measuring a full step")
+    worst = WorstStep(model, attention, pool, max_context_tokens=plan.max_context_tokens, batch=plan.batch_limit)
+    peak_bytes = worst.measure_bytes()
+    give_back_heap()
+    meter.rest(peak_bytes)
     progress("generating the first token")
     _warm_up(engine)
     return engine

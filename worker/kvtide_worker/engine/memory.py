@@ -2,73 +2,96 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from kvtide_worker.engine.cgroup import Cgroup
+from kvtide_worker.engine.gpu_memory import gpu_usage
 from kvtide_worker.engine.messages import MeasuredMemory
+from kvtide_worker.engine.processes import family_bytes, private_bytes
 
 
-def account(
-    *, device_bytes: int, used_bytes: int, weights_bytes: int, kv_pool_bytes: int, activations_bytes: int
-) -> MeasuredMemory:
-    """Split a device's memory so that the parts add up to it.
+@dataclass(frozen=True)
+class Usage:
+    """What is taken of a device, in bytes.
 
-    What is used and belongs to no part is other; where the parts claim more than is used, activations, which are
-    an estimate, give way first, then the free memory.
+    own:     by this process; on a GPU by all, as the driver counts
+    beside:  by others that share the limit: the API server, the kernel for both
+    device:  all there is
     """
-    unclaimed = max(used_bytes - weights_bytes - kv_pool_bytes, 0)
-    activations = min(max(activations_bytes, 0), unclaimed)
-    other = unclaimed - activations
-    return MeasuredMemory(
-        weights_bytes=weights_bytes,
-        kv_pool_bytes=kv_pool_bytes,
-        activations_bytes=activations,
-        other_bytes=other,
-        free_bytes=device_bytes - weights_bytes - kv_pool_bytes - activations - other,
-        device_bytes=device_bytes,
-    )
+
+    own: int
+    beside: int
+    device: int
 
 
 class MemoryMeter:
-    """Measures a CPU's memory, which is the container's limit, or a GPU's.
+    """Splits the device's memory into parts that add up to it.
 
-    Made before the weights are loaded: what the process held then is not activations. On a GPU it is not yet checked.
+    activations are the measured peak of a step, whether one runs or not: they are spoken for. other is what nothing
+    else explains: what the processes take at rest, or what they take now beyond weights, pool and activations where
+    that is more. Heap that steps leave behind is reused by the next, so it is activations.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._baseline_bytes = _anonymous_bytes()
+    def __init__(self, read: Callable[[], Usage], *, weights_bytes: int, kv_pool_bytes: int) -> None:
+        self._read = read
+        self._weights_bytes = weights_bytes
+        self._kv_pool_bytes = kv_pool_bytes
+        self._activations_bytes = 0
+        self._rest_bytes = 0
+        self._peak_bytes = 0
 
-    def measure(self, weights_bytes: int, kv_pool_bytes: int) -> MeasuredMemory:
-        """The memory now; weights and pool are known by their tensors."""
-        if self._device.type == "cuda":
-            free_bytes, device_bytes = torch.cuda.mem_get_info(self._device)
-            own_bytes = torch.cuda.memory_reserved(self._device)
-        else:
-            limit = Cgroup().memory()
-            own_bytes = _anonymous_bytes() - self._baseline_bytes
-            device_bytes = limit.limit_bytes if limit else _meminfo_bytes("MemTotal")
-            free_bytes = device_bytes - limit.used_bytes if limit else _meminfo_bytes("MemAvailable")
-        return account(
-            device_bytes=device_bytes,
-            used_bytes=device_bytes - free_bytes,
-            weights_bytes=weights_bytes,
-            kv_pool_bytes=kv_pool_bytes,
-            activations_bytes=own_bytes - weights_bytes - kv_pool_bytes,
+    def rest(self, activations_bytes: int) -> None:
+        """Note what is taken now, at rest: weights and pool are there, steps were run, their heap was given back.
+
+        activations_bytes: the peak of those steps
+        """
+        self._activations_bytes = activations_bytes
+        self._rest_bytes = self._unexplained(self._read())
+
+    def measure(self) -> MeasuredMemory:
+        """The memory now."""
+        usage = self._read()
+        self._peak_bytes = max(self._peak_bytes, usage.own + usage.beside)
+        other = max(self._rest_bytes, self._unexplained(usage) - self._activations_bytes) + usage.beside
+        return MeasuredMemory(
+            weights_bytes=self._weights_bytes,
+            kv_pool_bytes=self._kv_pool_bytes,
+            activations_bytes=self._activations_bytes,
+            other_bytes=other,
+            free_bytes=usage.device - self._weights_bytes - self._kv_pool_bytes - self._activations_bytes - other,
+            device_bytes=usage.device,
+            peak_bytes=self._peak_bytes,
         )
 
-
-def _anonymous_bytes() -> int:
-    """This process's memory without mapped files: those pages are the kernel's to drop."""
-    return _kib_field(Path("/proc/self/status"), "RssAnon")
+    def _unexplained(self, usage: Usage) -> int:
+        return max(usage.own - self._weights_bytes - self._kv_pool_bytes, 0)
 
 
-def _meminfo_bytes(key: str) -> int:
-    return _kib_field(Path("/proc/meminfo"), key)
+def usage_reader(device: torch.device, planned_bytes: int) -> Callable[[], Usage]:
+    """What reads the usage of a device.
+
+    On the CPU: private memory of this process and the server's, and with a cgroup's limit all that the cgroup cannot
+    give back. planned_bytes is the device where there is no limit. On a GPU: what the driver reports.
+    """
+    if device.type == "cuda":
+        return lambda: Usage(beside=0, **gpu_usage(device))
+    return lambda: cpu_usage(planned_bytes)
 
 
-def _kib_field(path: Path, key: str) -> int:
-    line = next(line for line in path.read_text().splitlines() if line.startswith(f"{key}:"))
-    return int(line.split()[1]) * 1024
+def cpu_usage(planned_bytes: int) -> Usage:
+    """The usage of the CPU's memory; see `usage_reader`."""
+    own, limit = private_bytes(), Cgroup().memory()
+    if limit is None:
+        return Usage(own=own, beside=family_bytes() - own, device=planned_bytes)
+    return Usage(own=own, beside=max(limit.used_bytes - own, 0), device=limit.limit_bytes)
+
+
+def give_back_heap() -> None:
+    """Return to the kernel what the heap keeps of freed memory: of loading, tens of MiB. glibc alone can be asked."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

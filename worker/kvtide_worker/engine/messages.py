@@ -70,7 +70,13 @@ class TokenOutput(msgspec.Struct, frozen=True):
 
 
 class MeasuredMemory(msgspec.Struct, frozen=True):
-    """Where the device's memory is, in bytes. The parts add up to `device_bytes`; `other_bytes` is what none claims."""
+    """Where the device's memory is, in bytes. The parts, from weights to free, add up to `device_bytes`.
+
+    activations:  the measured peak of a step, kept free for the next one
+    other:        what no part explains
+    free:         negative where the parts claim more than the device has
+    peak:         the most that was taken at any reading, of those once a second
+    """
 
     weights_bytes: int
     kv_pool_bytes: int
@@ -78,6 +84,7 @@ class MeasuredMemory(msgspec.Struct, frozen=True):
     other_bytes: int
     free_bytes: int
     device_bytes: int
+    peak_bytes: int
 
 
 class EngineState(msgspec.Struct, frozen=True):

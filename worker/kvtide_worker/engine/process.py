@@ -57,6 +57,8 @@ def run_engine(config: EngineConfig, command_endpoint: str, event_endpoint: str)
     # Read when torch loads OpenMP. Threads that spin between two operations starve each other as soon as the cores are
     # shared: measured with 10 processes on 2 cores, a step took 16 times longer than with threads that sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Read when torch loads its profiler, which measures a step: it writes about itself to standard error otherwise.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     _end_with_parent()
     pipes = _Pipes(command_endpoint, event_endpoint)
     try:

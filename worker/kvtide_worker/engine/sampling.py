@@ -21,7 +21,7 @@ class Sampler:
         self._generators: dict[str, torch.Generator] = {}
 
     def sample(self, logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
-        """One token per row of logits [requests, vocab_size], float32; None where a row is not finite.
+        """One token per row of logits [requests, vocab_size]; None where a row is not finite.
 
         Temperature 0 takes the highest logit, the lowest token id among equals.
         """
@@ -41,14 +41,13 @@ class Sampler:
     def _draw(self, logits: torch.Tensor, request: Request) -> int:
         sampling = request.sampling
         temperature = max(sampling.temperature, _LOWEST_TEMPERATURE)
-        probabilities = torch.softmax((logits - logits.max()) / temperature, dim=-1)
+        # One row at a time is made float32, and in place: a batch's rows would be the largest tensor of a step.
+        scaled = logits.to(torch.float32, copy=True)
+        probabilities = torch.softmax(scaled.sub_(logits.max()).div_(temperature), dim=-1)
+        del scaled
         token_ids = None
-        if sampling.top_k:
-            probabilities, token_ids = probabilities.topk(min(sampling.top_k, len(probabilities)))
-            probabilities = probabilities / probabilities.sum()
-        if sampling.top_p < 1:
-            probabilities, kept = _nucleus(probabilities, sampling.top_p)
-            token_ids = kept if token_ids is None else token_ids[kept]
+        if sampling.top_k or sampling.top_p < 1:
+            probabilities, token_ids = _candidates(probabilities, sampling.top_k, sampling.top_p)
         choice = torch.multinomial(probabilities, 1, generator=self._generator(request))
         return int(choice if token_ids is None else token_ids[choice])
 
@@ -64,13 +63,15 @@ class Sampler:
         return generator
 
 
-def _nucleus(probabilities: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The fewest tokens that together have top_p, likeliest first, and their ids; at least one."""
-    first = min(_FIRST_CANDIDATES, len(probabilities))
-    for count in (first, len(probabilities)):
+def _candidates(probabilities: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the top_k likeliest (0: all), the fewest that have top_p of these, at least one: likeliest first, and ids."""
+    most = min(top_k or len(probabilities), len(probabilities))
+    for count in (most,) if top_k else (min(_FIRST_CANDIDATES, most), most):
         likeliest, token_ids = probabilities.topk(count)
-        before = likeliest.cumsum(dim=-1) - likeliest
+        if top_k:
+            likeliest.div_(likeliest.sum())
+        before = likeliest.cumsum(dim=-1).sub_(likeliest)
         if before[-1] >= top_p:
             break
-    kept = max(int((before < top_p).sum()), 1)
+    kept = max(int(torch.count_nonzero(before < top_p)), 1)
     return likeliest[:kept], token_ids[:kept]

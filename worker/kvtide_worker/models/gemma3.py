@@ -37,7 +37,7 @@ class Gemma3Layer:
 class Gemma3Model:
     """RMSNorm around and within attention, two RoPEs, grouped-query attention with windows, GELU gates."""
 
-    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config: ModelConfig = checkpoint.config
         load = WeightLoader(checkpoint, dtype, device).load
 
@@ -67,9 +67,7 @@ class Gemma3Model:
             )
         self._norm = load_norm("model.norm")
         self._ropes = {
-            rope: RotaryEmbedding(
-                head_dim=self.config.head_dim, rope=rope, max_positions=max_positions, dtype=dtype, device=device
-            )
+            rope: RotaryEmbedding(head_dim=self.config.head_dim, rope=rope, dtype=dtype, device=device)
             for rope in (self.config.rope, self.config.window_rope)
             if rope is not None
         }
@@ -99,24 +97,21 @@ class Gemma3Model:
             window = self.config.windows[index]
             rope = self.config.rope if window is None else self.config.window_rope
             assert rope is not None, "a layer with a window has its own RoPE"
-            normed = self._rms_norm(hidden, layer.attention_norm)
-            attended = self._attend(index, layer, normed, rotations[rope], attention)
-            hidden = hidden + self._rms_norm(attended, layer.attention_out_norm)
-            gate, up = project(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            gated = project(gelu(gate, approximate="tanh") * up, layer.down)
-            hidden = hidden + self._rms_norm(gated, layer.mlp_out_norm)
-        return project(self._rms_norm(hidden[logit_rows], self._norm), self._lm_head).float()
+            hidden = hidden + self._attend(index, layer, hidden, rotations[rope], attention)
+            hidden = hidden + self._mlp(layer, hidden)
+        return project(self._rms_norm(hidden[logit_rows], self._norm), self._lm_head)
 
     def _attend(
         self,
         index: int,
         layer: Gemma3Layer,
-        normed: torch.Tensor,
+        hidden: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
         attention: AttentionStep,
     ) -> torch.Tensor:
         query_heads, kv_heads, head_dim = self.config.query_heads, self.config.kv_heads, self.config.head_dim
-        heads = project(normed, layer.qkv).view(-1, query_heads + 2 * kv_heads, head_dim)
+        heads = project(self._rms_norm(hidden, layer.attention_norm), layer.qkv)
+        heads = heads.view(-1, query_heads + 2 * kv_heads, head_dim)
         rotated = rotate(self._rms_norm(heads[:, : query_heads + kv_heads], layer.heads_norm), *rotation)
         attended = attention.run(
             index,
@@ -124,7 +119,11 @@ class Gemma3Model:
             key=rotated[:, query_heads:],
             value=heads[:, query_heads + kv_heads :],
         )
-        return project(attended.flatten(1), layer.attention_out)
+        return self._rms_norm(project(attended.flatten(1), layer.attention_out), layer.attention_out_norm)
+
+    def _mlp(self, layer: Gemma3Layer, hidden: torch.Tensor) -> torch.Tensor:
+        gate, up = project(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+        return self._rms_norm(project(gelu(gate, approximate="tanh") * up, layer.down), layer.mlp_out_norm)
 
     def _rms_norm(self, hidden: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return (normalise(hidden, self.config.rms_norm_eps) * scale).to(hidden.dtype)

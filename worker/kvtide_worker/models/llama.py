@@ -30,7 +30,7 @@ class LlamaLayer:
 class LlamaModel:
     """RMSNorm, RoPE, grouped-query attention, SwiGLU. It rounds where transformers rounds."""
 
-    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config: ModelConfig = checkpoint.config
         load = WeightLoader(checkpoint, dtype, device).load
         self._embedding = load("model.embed_tokens")
@@ -47,13 +47,7 @@ class LlamaModel:
         ]
         self._norm = load("model.norm")
         self._lm_head = self._embedding if self.config.tied_embeddings else load("lm_head")
-        self._rope = RotaryEmbedding(
-            head_dim=self.config.head_dim,
-            rope=self.config.rope,
-            max_positions=max_positions,
-            dtype=dtype,
-            device=device,
-        )
+        self._rope = RotaryEmbedding(head_dim=self.config.head_dim, rope=self.config.rope, dtype=dtype, device=device)
 
     @property
     def weights_bytes(self) -> int:
@@ -73,31 +67,26 @@ class LlamaModel:
         attention: AttentionStep,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits [len(logit_rows), vocab_size] in float32, of the rows whose next token is wanted.
-
-        token_ids, positions [tokens]: the sequences' new tokens one after another, as attention was planned.
-        """
+        """As `Model.forward`."""
         cos, sin = self._rope.at(positions)
         hidden = embedding(token_ids, self._embedding)
         for index, layer in enumerate(self._layers):
-            normed = self._rms_norm(hidden, layer.attention_norm)
-            hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
-            normed = self._rms_norm(hidden, layer.mlp_norm)
-            gate, up = project(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + project(silu(gate) * up, layer.down)
-        return project(self._rms_norm(hidden[logit_rows], self._norm), self._lm_head).float()
+            hidden = hidden + self._attend(index, layer, hidden, cos, sin, attention)
+            hidden = hidden + self._mlp(layer, hidden)
+        return project(self._rms_norm(hidden[logit_rows], self._norm), self._lm_head)
 
     def _attend(
         self,
         index: int,
         layer: LlamaLayer,
-        normed: torch.Tensor,
+        hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
         attention: AttentionStep,
     ) -> torch.Tensor:
         config = self.config
-        heads = project(normed, layer.qkv).view(-1, config.query_heads + 2 * config.kv_heads, config.head_dim)
+        heads = project(self._rms_norm(hidden, layer.attention_norm), layer.qkv)
+        heads = heads.view(-1, config.query_heads + 2 * config.kv_heads, config.head_dim)
         rotated = rotate(heads[:, : config.query_heads + config.kv_heads], cos, sin)
         attended = attention.run(
             index,
@@ -106,6 +95,10 @@ class LlamaModel:
             value=heads[:, config.query_heads + config.kv_heads :],
         )
         return project(attended.flatten(1), layer.attention_out)
+
+    def _mlp(self, layer: LlamaLayer, hidden: torch.Tensor) -> torch.Tensor:
+        gate, up = project(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+        return project(silu(gate) * up, layer.down)
 
     def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return weight * normalise(hidden, self.config.rms_norm_eps).to(hidden.dtype)

@@ -29,7 +29,7 @@ class Model(Protocol):
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep, logit_rows: torch.Tensor
     ) -> torch.Tensor:
-        """Logits [len(logit_rows), vocab_size] in float32, of the rows whose next token is wanted.
+        """Logits [len(logit_rows), vocab_size] in the weights' dtype, of the rows whose next token is wanted.
 
         token_ids, positions [tokens]: the sequences' new tokens one after another, as attention was planned.
         """
@@ -39,10 +39,9 @@ class Model(Protocol):
 _FAMILIES: dict[Family, type[LlamaModel] | type[Gemma3Model]] = {"llama": LlamaModel, "gemma3": Gemma3Model}
 
 
-def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, max_positions: int) -> Model:
-    """Read a checkpoint's weights into the model of its family, for positions below max_positions.
-
-    At its peak it takes, beside the weights, one chunk of `WeightLoader`, and then what the rotary tables take.
+def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Model:
+    """Read a checkpoint's weights into the model of its family. At its peak it takes them and one chunk of
+    `WeightLoader`.
     """
     family = _FAMILIES[checkpoint.config.family]
-    return family(checkpoint, dtype=dtype, device=device, max_positions=max_positions)
+    return family(checkpoint, dtype=dtype, device=device)

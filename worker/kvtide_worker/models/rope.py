@@ -69,33 +69,21 @@ class Rope:
 
 
 class RotaryEmbedding:
-    """The rotation of query and key heads by position, tabled for positions below max_positions.
+    """The rotation of query and key heads by position. No table: a long context's would be tens of MiB."""
 
-    The tables hold 2 · max_positions · head_dim / 2 elements of dtype: cosines and sines of one half of a head.
-    """
-
-    def __init__(
-        self,
-        *,
-        head_dim: int,
-        rope: Rope,
-        max_positions: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, *, head_dim: int, rope: Rope, dtype: torch.dtype, device: torch.device) -> None:
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-        frequencies = rope.scaling.apply(1.0 / rope.theta**exponents)
-        positions = torch.arange(max_positions, dtype=torch.float32, device=device)
-        angles = torch.outer(positions, frequencies)
-        self._cos, self._sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        self._frequencies = rope.scaling.apply(1.0 / rope.theta**exponents)
+        self._dtype = dtype
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines [tokens, 1, head_dim] for `rotate`, looked up once for all layers."""
-        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        """Cosines and signed sines [tokens, 1, head_dim] for `rotate`, computed once for all layers."""
+        angles = torch.outer(positions.float(), self._frequencies)[:, None]
+        cos, sin = angles.cos().to(self._dtype), angles.sin().to(self._dtype)
         return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate heads [tokens, heads, head_dim]; a head's halves are the two coordinates."""
     swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    return heads * cos + swapped * sin
+    return (heads * cos).add_(swapped.mul_(sin))
