@@ -72,8 +72,10 @@ class WorstStep:
         # What a first step sets up for good belongs to the process, not to each step.
         self._run([_Share(self._max_context_tokens - 1, 1)])
         budget = self._pool.layout.step_tokens
-        decodes = self._decodes(self._batch - 1)
-        full_batch = decodes + self._prefill(budget - len(decodes), 1)
+        # As few chunks of prefill as fill the budget beside the decodes.
+        chunks = min(self._batch, max(1, -(-(budget - self._batch) // max(1, self._max_context_tokens - 1))))
+        decodes = self._decodes(min(self._batch, budget) - chunks)
+        full_batch = decodes + self._prefill(budget - len(decodes), chunks)
         return max(self._run(self._prefill(budget, self._batch)), self._run(full_batch))
 
     def _prefill(self, tokens: int, sequences: int) -> list[_Share]:

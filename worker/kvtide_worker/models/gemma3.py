@@ -97,8 +97,10 @@ class Gemma3Model:
             window = self.config.windows[index]
             rope = self.config.rope if window is None else self.config.window_rope
             assert rope is not None, "a layer with a window has its own RoPE"
-            hidden = hidden + self._attend(index, layer, hidden, rotations[rope], attention)
-            hidden = hidden + self._mlp(layer, hidden)
+            hidden = hidden + self._rms_norm(
+                self._attend(index, layer, hidden, rotations[rope], attention), layer.attention_out_norm
+            )
+            hidden = hidden + self._rms_norm(self._mlp(layer, hidden), layer.mlp_out_norm)
         return project(self._rms_norm(hidden[logit_rows], self._norm), self._lm_head)
 
     def _attend(
@@ -119,11 +121,11 @@ class Gemma3Model:
             key=rotated[:, query_heads:],
             value=heads[:, query_heads + kv_heads :],
         )
-        return self._rms_norm(project(attended.flatten(1), layer.attention_out), layer.attention_out_norm)
+        return project(attended.flatten(1), layer.attention_out)
 
     def _mlp(self, layer: Gemma3Layer, hidden: torch.Tensor) -> torch.Tensor:
         gate, up = project(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return self._rms_norm(project(gelu(gate, approximate="tanh") * up, layer.down), layer.mlp_out_norm)
+        return project(gelu(gate, approximate="tanh") * up, layer.down)
 
     def _rms_norm(self, hidden: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return (normalise(hidden, self.config.rms_norm_eps) * scale).to(hidden.dtype)
