@@ -16,7 +16,7 @@ from kvtide_sizing.models.attention import FULL, SLIDING, head_dim_of
 from kvtide_sizing.models.config import Config
 from kvtide_sizing.models.gguf_header import GgufHeader, read_header
 from kvtide_sizing.models.registry import read_shape
-from kvtide_sizing.models.served import why_tokenizer_unserved, why_unserved
+from kvtide_sizing.models.served import why_gguf_unserved, why_unserved
 from kvtide_sizing.shape import ModelShape
 
 # Factors of rotation, one for each frequency: they say how, and are no weights.
@@ -209,7 +209,6 @@ def shape_of_gguf(file: Path, name: str) -> ModelShape:
             f"{name} contradicts itself: its metadata describes {shape.parameters} parameters, "
             f"its tensors hold {stored}"
         )
-    tokenizer = (header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre"))
     elements: Counter[str] = Counter()
     for tensor in weights:
         elements[tensor.type] += tensor.elements
@@ -218,7 +217,7 @@ def shape_of_gguf(file: Path, name: str) -> ModelShape:
         weights_dtype=elements.most_common(1)[0][0],
         stored_bytes=sum(tensor.stored_bytes for tensor in header.tensors.values()),
         unserved=why_unserved(config, shape.architecture)
-        or why_tokenizer_unserved(name, shape.architecture, *tokenizer),
+        or why_gguf_unserved(name, shape.architecture, header.metadata),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvtide_sizing.models.config import Config
@@ -19,7 +20,12 @@ _TOKENIZER_KIND = {_LLAMA: "gpt2", _GEMMA3: "llama"}
 # Served only where they are absent or off.
 _OPTIONS = {
     _LLAMA: ("attention_bias", "mlp_bias", "quantization_config", "sliding_window"),
-    _GEMMA3: ("attention_bias", "quantization_config", "final_logit_softcapping", "attn_logit_softcapping"),
+    _GEMMA3: (
+        "attention_bias",
+        "quantization_config",
+        "final_logit_softcapping",
+        "attn_logit_softcapping",
+    ),
 }
 
 
@@ -47,13 +53,30 @@ def why_unserved(config: Config, architecture: str) -> str | None:
     return None
 
 
-def why_tokenizer_unserved(name: str, architecture: str, kind: str | None, pre: str | None) -> str | None:
-    """Why the worker does not read the tokenizer of a GGUF file; None where it does, or where there is none."""
-    if kind is None or architecture not in SERVED_ARCHITECTURES:
+def why_gguf_unserved(name: str, architecture: str, metadata: Mapping[str, Any]) -> str | None:
+    """Why the worker does not run a GGUF file of an architecture that it runs; None where it does."""
+    if architecture not in SERVED_ARCHITECTURES:
+        return None
+    prefix = f"{metadata.get('general.architecture')}."
+    for key, value in metadata.items():
+        if key.startswith(prefix) and isinstance(value, tuple):
+            return f"{name} has one {key} per layer, which is not served; a file with one for all layers is"
+    return _why_tokenizer_unserved(name, architecture, metadata)
+
+
+def _why_tokenizer_unserved(name: str, architecture: str, metadata: Mapping[str, Any]) -> str | None:
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    if kind is None:
         return None
     served = [pair for pair in SERVED_TOKENIZERS if pair[0] == _TOKENIZER_KIND[architecture]]
     # Files from before there were pre-tokenizers do not name one.
     if (kind, pre or "default") in served:
+        # Files that do not say it mean a space before every text.
+        if kind == "llama" and metadata.get("tokenizer.ggml.add_space_prefix", True):
+            return (
+                f"{name} puts a space before every text (add_space_prefix), which is not served from a GGUF file; "
+                f"it is from a folder with tokenizer.json"
+            )
         return None
     return (
         f"{name} has the tokenizer {kind}/{pre}, which is not served from a GGUF file of {architecture}; "

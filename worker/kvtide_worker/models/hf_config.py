@@ -17,17 +17,19 @@ _GEMMA3_PATTERN = 6  # every sixth layer sees all tokens, where a config does no
 def read_config(folder: Path) -> ModelConfig:
     """The dimensions. Raises UnsupportedModel for a type or an option that the worker does not run."""
     config = _read_json(folder / "config.json")
-    family = _FAMILIES.get(config.get("model_type", ""))
+    # Some files name only the class.
+    kind = config.get("model_type") or ", ".join(config.get("architectures") or [])
+    family = _FAMILIES.get(kind) or _FAMILIES.get(_MODEL_TYPES.get(kind, ""))
     if family is None:
         known = " and ".join(f"'{name}'" for name in _FAMILIES)
-        raise UnsupportedModel(f"{folder} holds a model of type '{config.get('model_type')}'; this worker runs {known}")
+        raise UnsupportedModel(f"{folder} holds a model of type '{kind}'; this worker runs {known}")
+    if config.get("partial_rotary_factor", 1) != 1:
+        raise UnsupportedModel(f"{folder} rotates a part of each head; this worker rotates all of it")
     return family(folder, config)
 
 
 def _llama(folder: Path, config: dict[str, Any]) -> ModelConfig:
     _refuse(folder, config, "attention_bias", "mlp_bias", "quantization_config", "sliding_window")
-    if config.get("partial_rotary_factor", 1) != 1:
-        raise UnsupportedModel(f"{folder} rotates a part of each head; this worker rotates all of it")
     if config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"{folder} sets hidden_act={config['hidden_act']}; this worker runs 'silu'")
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -76,6 +78,7 @@ def _gemma3(folder: Path, config: dict[str, Any]) -> ModelConfig:
     )
 
 
+_MODEL_TYPES = {"LlamaForCausalLM": "llama", "Gemma3ForCausalLM": "gemma3_text"}
 _FAMILIES: dict[str, Callable[[Path, dict[str, Any]], ModelConfig]] = {"llama": _llama, "gemma3_text": _gemma3}
 
 
