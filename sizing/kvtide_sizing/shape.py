@@ -112,14 +112,23 @@ class ModelShape:
         return sum(group.elements for group in self.weights)
 
     @cached_property
+    def layer_kinds(self) -> tuple[LayerShape, ...]:
+        """Each kind of layer once, in the order in which they come first."""
+        return tuple(dict.fromkeys(self.layers))
+
+    def window_of(self, layer: LayerShape) -> int | None:
+        """The window of a layer, None where it is as long as the model's context: such a layer sees everything."""
+        return layer.window if layer.window is not None and layer.window < self.max_context_tokens else None
+
+    @cached_property
     def kv_heads(self) -> int:
         """KV heads of the widest layer."""
-        return max(layer.kv_heads for layer in self.layers)
+        return max(layer.kv_heads for layer in self.layer_kinds)
 
     @cached_property
     def head_dim(self) -> int:
         """Elements of one key, of the widest layer."""
-        return max(layer.head_dim for layer in self.layers)
+        return max(layer.head_dim for layer in self.layer_kinds)
 
     @property
     def embedding_elements(self) -> int:
@@ -134,7 +143,7 @@ class ModelShape:
     def to_json(self) -> dict[str, Any]:
         """The shape as JSON values. Each kind of layer is written once, and layers name their kinds in runs ("0x5 1"),
         so that a hundred layers with alternating windows fit a pod's termination message (4096 bytes)."""
-        kinds = list(dict.fromkeys(self.layers))
+        kinds = self.layer_kinds
         return {
             "name": self.name,
             "architecture": self.architecture,

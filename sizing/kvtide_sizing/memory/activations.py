@@ -81,8 +81,9 @@ def _full_batch(layout: KvLayout, context: int, batch: int) -> _Step:
 
 
 def _peak(shape: ModelShape, kind: DeviceKind, layout: KvLayout, step: _Step, threads: int) -> int:
-    attended = {(shape.layers[index], table.window) for table in layout.tables for index in table.layers}
-    in_layers = max(_attention(shape, kind, layout, step, layer, window, threads) for layer, window in attended)
+    in_layers = max(
+        _attention(shape, kind, layout, step, layer, shape.window_of(layer), threads) for layer in shape.layer_kinds
+    )
     # bfloat16 gate and up side by side, the gate's activation, their product
     mlp = step.tokens * shape.intermediate_size * 4 * _BF16
     # a layer's bfloat16 output, and a float32 copy and its square

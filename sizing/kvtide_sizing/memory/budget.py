@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from kvtide_sizing.devices.device import Device, DeviceKind
 from kvtide_sizing.formats import Precision
+from kvtide_sizing.memory.activations import step_bytes
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
 from kvtide_sizing.memory.sharding import shard
 from kvtide_sizing.memory.weights import BF16_BYTES, WeightFormat, weights_bytes
@@ -24,8 +25,8 @@ STEP_TOKEN_BUDGET = 512
 # every sequence has a row of logits.
 MAX_BATCH = {DeviceKind.CPU: 64, DeviceKind.GPU: 256}
 
-# A block id in a table, as torch's indices are; kernels take half of it.
-TABLE_ENTRY_BYTES = 8
+# A block id in a table, on the device.
+TABLE_ENTRY_BYTES = 4
 
 # One part in so many is kept for what allocators lose between allocations and what the kernel keeps for a process.
 RESERVE_PARTS = 25
@@ -50,14 +51,14 @@ class Budget:
     """What is taken from one device of any size, before the pool has a block.
 
     weights_bytes:  this device's share
-    step_bytes:     activations of a step at their peak
-    tables_bytes:   block tables of a full batch of the longest sequences
+    activations_bytes:  what a step takes at its peak
+    tables_bytes:   of these, block tables of a full batch of the longest sequences
     load_bytes:     what loading takes beside the weights at its peak, before the pool is there
     layout:         how blocks cover the layers
     """
 
     weights_bytes: int
-    step_bytes: int
+    activations_bytes: int
     tables_bytes: int
     overhead_bytes: int
     load_bytes: int
@@ -67,11 +68,6 @@ class Budget:
     def load_peak_bytes(self) -> int:
         """All that is taken at the peak of loading."""
         return self.weights_bytes + self.overhead_bytes + self.load_bytes
-
-    @property
-    def activations_bytes(self) -> int:
-        """What a step takes beside weights and pool."""
-        return self.step_bytes + self.tables_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -100,11 +96,11 @@ class Budget:
         with_reserve = RESERVE_PARTS * (used - 1) // (RESERVE_PARTS - 1) + 1
         return max(with_reserve, self.load_peak_bytes)
 
-    def at_context(self, local: ModelShape, context_tokens: int, batch: int) -> Budget:
+    def at_context(self, local: ModelShape, kind: DeviceKind, context_tokens: int, batch: int) -> Budget:
         """The budget of another longest sequence; local is the shape of one device, as `shard` gives it."""
         return replace(
             self,
-            step_bytes=step_bytes(local, context_tokens, batch),
+            activations_bytes=step_bytes(local, kind, self.layout, context_tokens=context_tokens, batch=batch),
             tables_bytes=batch * self.layout.sequence_blocks(context_tokens) * TABLE_ENTRY_BYTES,
         )
 
@@ -140,31 +136,6 @@ def load_bytes(shape: ModelShape, kind: DeviceKind) -> int:
     return dequantising + shape.vocab_size * CPU_SERVER_LOAD_PER_VOCAB_ENTRY
 
 
-def step_bytes(shape: ModelShape, context_tokens: int, batch: int) -> int:
-    """Activations of a full step whose longest sequence has context_tokens, and which samples batch rows.
-
-    Counted as if every tensor of a layer lived until the layer's end, which bounds what really overlaps.
-    """
-    query = shape.query_heads * shape.head_dim
-    kv = shape.kv_heads * shape.head_dim
-    # bf16 residual, its norm, the layer's output; the norm's float32 copy, square and product
-    hidden = shape.hidden_size * (3 * 2 + 3 * 4)
-    # bf16 query, key and value, twice for RoPE's result; the output
-    heads = (query + 2 * kv) * 2 * 2 + query * 2
-    # bf16 gate, up, their product and one temporary
-    mlp = shape.intermediate_size * 4 * 2
-    # a prefill chunk's bf16 bias against everything before it
-    bias = context_tokens * 2
-    tokens = STEP_TOKEN_BUDGET * (hidden + heads + mlp + bias)
-    # one sequence's keys and values repeated for every query head; cosine and sine of every position in float32
-    context = context_tokens * (2 * query * 2 + 2 * shape.head_dim * 4)
-    # bf16 logits, float32 logits, and two more of them while sampling
-    logits = batch * shape.vocab_size * (2 + 3 * 4)
-    # a matrix product's own copy of its weight, which oneDNN makes on processors without bfloat16
-    packed = max(shape.embedding_elements, shape.largest_projection_elements) * BF16_BYTES
-    return tokens + context + logits + packed
-
-
 def budget(
     shape: ModelShape,
     device: Device,
@@ -188,10 +159,10 @@ def budget(
         overhead = overhead_bytes(local, device.kind)
     taken = Budget(
         weights_bytes=weights_bytes(shape, weights, device.count),
-        step_bytes=0,
+        activations_bytes=0,
         tables_bytes=0,
         overhead_bytes=overhead,
         load_bytes=load_bytes(local, device.kind),
         layout=layout,
     )
-    return taken.at_context(local, context_tokens, batch)
+    return taken.at_context(local, device.kind, context_tokens, batch)

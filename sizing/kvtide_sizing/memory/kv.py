@@ -80,9 +80,7 @@ def kv_layout(shape: ModelShape, precision: Precision, block_size: int, step_tok
     widths = layer_bytes_per_token(shape, precision)
     by_window: dict[int | None, list[int]] = {}
     for index, layer in enumerate(shape.layers):
-        # A window as long as the model's context is none.
-        window = None if layer.window is None or layer.window >= shape.max_context_tokens else layer.window
-        by_window.setdefault(window, []).append(index)
+        by_window.setdefault(shape.window_of(layer), []).append(index)
     if len(by_window) == 1:
         sizes = [shape.num_layers]
     else:

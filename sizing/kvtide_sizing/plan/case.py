@@ -38,7 +38,7 @@ class Case:
     def budget(self, context_tokens: int) -> Budget:
         """What is taken of a device where the longest sequence has so many tokens."""
         # Only activations and tables depend on the context, and a search asks for many contexts.
-        return self._budget_at_no_context.at_context(self._local, context_tokens, self.batch_cap)
+        return self._budget_at_no_context.at_context(self._local, self.device.kind, context_tokens, self.batch_cap)
 
     @cached_property
     def _local(self) -> ModelShape:
@@ -84,6 +84,7 @@ class Case:
         taken = self.budget(context_tokens)
         return taken.required_bytes(taken.blocks_for(sequences, context_tokens))
 
+    @cached_property
     def longest_context(self) -> int:
         """The longest context of which the device holds one sequence, in whole blocks up to the model's; or 0."""
         most = self.shape.max_context_tokens

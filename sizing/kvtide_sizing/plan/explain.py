@@ -63,7 +63,7 @@ def _pool(plan: Plan, case: Case) -> Iterator[str]:
     yield f"weights: {case.shape.parameters:,} parameters ({groups}) in {stored}"
     yield (
         f"activations: a step of {STEP_TOKEN_BUDGET} tokens and {case.batch_cap} rows of {local.vocab_size:,} logits "
-        f"= {memory.activations_bytes - kv.tables_bytes:,}, block tables {kv.tables_bytes:,}"
+        f"= {memory.activations_bytes:,}, of which block tables {kv.tables_bytes:,}"
     )
     least = memory.device_bytes // RESERVE_PARTS
     yield (

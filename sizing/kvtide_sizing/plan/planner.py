@@ -45,7 +45,7 @@ def plan(shape: ModelShape, device: Device, workload: Workload, policy: Policy) 
         memory=_memory(case, context),
         attention=AttentionPlan(shape.query_heads, case.shape.kv_heads, shape.kv_heads),
         max_context_tokens=context,
-        longest_context_tokens=case.longest_context(),
+        longest_context_tokens=case.longest_context,
         max_concurrency=case.max_concurrency(context),
         batch_limit=case.batch_limit(context),
         reasons=(),
@@ -130,7 +130,7 @@ def context_of(case: Case, workload: Workload) -> int:
             f"maxContextTokens {asked} is beyond the {most} that {case.shape.name} was made for; "
             f"write {most} or less, or leave it out"
         )
-    return asked or case.longest_context() or min(case.block_size, most)
+    return asked or case.longest_context or min(case.block_size, most)
 
 
 def _kv(case: Case, context_tokens: int) -> KvPlan:

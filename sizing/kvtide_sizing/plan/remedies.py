@@ -59,7 +59,7 @@ def _keeping_the_device(case: Case, context_tokens: int, policy: Policy) -> Iter
         if allowed and other.bytes_per_token < case.bytes_per_token and other.max_concurrency(context_tokens):
             yield f"with kvCache.precision {precision}"
             break
-    longest = case.longest_context()
+    longest = case.longest_context
     if longest:
         yield f"with maxContextTokens {longest}"
 
@@ -73,7 +73,7 @@ def _with_another_device(case: Case, context_tokens: int, policy: Policy) -> Ite
     big_enough = [(gpu.memory_bytes, name) for name, gpu in builtin_gpus().items() if gpu.memory_bytes >= needed]
     if device.kind is DeviceKind.GPU and big_enough:
         yield f"on the device {min(big_enough)[1]}"
-    longest, offered = case.longest_context(), {_memory(device.kind, needed)}
+    longest, offered = case.longest_context, {_memory(device.kind, needed)}
     for context in (context_tokens // 2, context_tokens // 4):
         memory = _memory(device.kind, case.required_bytes(context)) if context >= case.block_size else ""
         if memory and longest < context and memory not in offered:

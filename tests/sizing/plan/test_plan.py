@@ -79,24 +79,22 @@ def test_what_was_asked_is_kept() -> None:
     assert not any("blockSizeTokens" in reason or "maxContextTokens" in reason for reason in result.reasons)
 
 
-@pytest.mark.parametrize(
-    ("device", "whole"),
-    [("cpu:4Gi", True), ("cpu:1152Mi", False)],
-)
+@pytest.mark.parametrize(("device", "whole"), [("h100-80gb", True), ("l4", False)])
 def test_without_a_wish_the_context_is_the_models_cut_to_what_fits(device: str, whole: bool) -> None:
-    result = plan_of(device=device)
-    assert (result.max_context_tokens == 8192) is whole
+    result = plan_of("llama-3.1-8b", device)
+    # 22.5 GiB less 15 of weights leave less than the 16 GiB of KV that 131,072 tokens take.
+    assert (result.max_context_tokens == 131_072) is whole
     assert result.max_concurrency >= 1
     reason = next(reason for reason in result.reasons if reason.startswith("maxContextTokens"))
-    assert "8192" in reason
-    assert ("cut" in reason) is not whole
+    assert ("131072" in reason and "cut" in reason) is not whole
 
 
 def test_a_cut_context_is_the_longest_that_fits() -> None:
-    cut = plan_of(device="cpu:1152Mi")
+    cut = plan_of("llama-3.1-8b", "l4")
+    assert cut.longest_context_tokens == cut.max_context_tokens
     longer = Workload(max_context_tokens=cut.max_context_tokens + cut.kv.block_size_tokens)
     with pytest.raises(DoesNotFit):
-        plan_of(device="cpu:1152Mi", workload=longer, policy=Policy("BF16"))
+        plan_of("llama-3.1-8b", "l4", longer, Policy("BF16"))
 
 
 @pytest.mark.parametrize(
@@ -133,30 +131,44 @@ def test_a_window_keeps_blocks_small() -> None:
 
 
 @pytest.mark.parametrize(
-    ("concurrency", "loss", "precision"),
+    ("loss", "best_first"),
     [
-        # 40 GiB hold about 12 GiB of KV beside 24.2 GiB of weights, and 4096 tokens take 3.125 GiB in BF16.
-        (None, 5, "BF16"),
-        (3, 5, "BF16"),
-        (4, 5, "INT8"),  # 3.125 · 260/512 = 1.59 GiB
-        (7, 5, "INT8"),
-        (9, 5, "K8V4"),  # 3.125 · 198/512 = 1.21 GiB
-        (14, 5, "INT4"),  # 3.125 · 136/512 = 0.83 GiB
-        (14, 1, "K8V4"),  # INT4 may cost more than 1 %: nearest to what is wanted
-        (14, 0.5, "INT8"),
-        (14, 0, "BF16"),
-        (99, 5, "INT4"),
+        # What each may cost: INT8 0.3 %, K8V4 1 %, INT4 3 %.
+        (5, ["BF16", "INT8", "K8V4", "INT4"]),
+        (1, ["BF16", "INT8", "K8V4"]),
+        (0.5, ["BF16", "INT8"]),
+        (0, ["BF16"]),
     ],
 )
-def test_auto_takes_the_best_precision_that_reaches_the_wish(
-    concurrency: int | None, loss: float, precision: str
-) -> None:
-    workload = Workload(max_context_tokens=4096, target_concurrency=concurrency)
-    result = plan_of("llama-2-13b", "a100-40gb", workload, Policy(max_quality_loss_percent=loss))
-    assert result.kv.precision == precision
-    reached = concurrency is None or result.max_concurrency >= concurrency
-    complaints = [warning for warning in result.warnings if warning.startswith("targetConcurrency")]
-    assert reached is (not complaints)
+def test_auto_takes_the_best_precision_that_reaches_the_wish(loss: float, best_first: list[str]) -> None:
+    def chosen(concurrency: int | None) -> Plan:
+        workload = Workload(max_context_tokens=4096, target_concurrency=concurrency)
+        return plan_of("llama-2-13b", "a100-40gb", workload, Policy(max_quality_loss_percent=loss))
+
+    assert chosen(None).kv.precision == "BF16"
+    held = {
+        precision: plan_of(
+            "llama-2-13b", "a100-40gb", Workload(max_context_tokens=4096), Policy(precision)
+        ).max_concurrency
+        for precision in best_first
+    }
+    # 40 GiB less 24.2 of weights: about 13 GiB of KV, of which 4096 tokens take 3.125, 1.59, 1.21 and 0.83 GiB.
+    assert list(held.values()) == sorted(set(held.values()))
+    for precision, most in held.items():
+        assert chosen(most).kv.precision == precision
+        assert not [warning for warning in chosen(most).warnings if warning.startswith("targetConcurrency")]
+    beyond = chosen(held[best_first[-1]] + 1)
+    assert beyond.kv.precision == best_first[-1]
+    assert any(warning.startswith("targetConcurrency") for warning in beyond.warnings)
+
+
+def test_mixed_is_between_int8_and_k8v4() -> None:
+    workload = Workload(max_context_tokens=4096)
+    held = [
+        plan_of("llama-2-70b", "mygpu:150GiB", workload, Policy(precision)).kv.capacity_tokens
+        for precision in ("BF16", "INT8", "Mixed", "K8V4", "INT4")
+    ]
+    assert held == sorted(set(held))
 
 
 def test_auto_takes_a_smaller_precision_where_bf16_does_not_fit_at_all() -> None:
