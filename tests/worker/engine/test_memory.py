@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvtide_worker.engine.memory import MemoryMeter, Usage, cpu_usage, give_back_heap
+from kvtide_worker.engine.heap import give_back_heap
+from kvtide_worker.engine.memory import MemoryMeter, Usage, cpu_usage
 from kvtide_worker.engine.messages import MeasuredMemory
 from kvtide_worker.engine.processes import family_bytes, private_bytes
 

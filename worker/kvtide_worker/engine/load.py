@@ -14,8 +14,9 @@ from kvtide_sizing.plan.record import Plan
 from kvtide_worker.engine.cgroup import Cgroup
 from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.engine import Engine
+from kvtide_worker.engine.heap import give_back_heap
 from kvtide_worker.engine.layout import served_layout
-from kvtide_worker.engine.memory import MemoryMeter, give_back_heap, usage_reader
+from kvtide_worker.engine.memory import MemoryMeter, usage_reader
 from kvtide_worker.engine.messages import AddRequest, SamplingParams
 from kvtide_worker.engine.worst_step import WorstStep
 from kvtide_worker.models.checkpoint import open_checkpoint

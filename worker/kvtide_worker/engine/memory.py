@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -88,10 +87,3 @@ def cpu_usage(planned_bytes: int) -> Usage:
     if limit is None:
         return Usage(own=own, beside=family_bytes() - own, device=planned_bytes)
     return Usage(own=own, beside=max(limit.used_bytes - own, 0), device=limit.limit_bytes)
-
-
-def give_back_heap() -> None:
-    """Return to the kernel what the heap keeps of freed memory: of loading, tens of MiB. glibc alone can be asked."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

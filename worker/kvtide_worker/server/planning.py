@@ -42,13 +42,17 @@ def model_name(uri: ModelUri) -> str:
 
 
 def plan_for(settings: ServeSettings, path: Path) -> Plan:
-    """Read the plan's file, or make a plan for the model at `path`. Raises SizingError, DoesNotFit among them."""
+    """Read the plan's file, or make a plan for the model at `path` of what this worker runs.
+
+    Raises SizingError: DoesNotFit, UnsupportedModel with the reason why a model is not served, and others.
+    """
     if settings.plan_file is not None:
         return _read(settings.plan_file)
     kind = DeviceKind.GPU if settings.device == "cuda" else DeviceKind.CPU
     device = Device(settings.device, kind, settings.memory_bytes or _memory_bytes(settings.device))
     workload = Workload(max_context_tokens=settings.max_context_tokens, target_concurrency=settings.max_batch)
-    made = plan(inspect_model(path), device, workload, Policy(block_size_tokens=settings.block_size_tokens))
+    policy = Policy(block_size_tokens=settings.block_size_tokens, served_only=True)
+    made = plan(inspect_model(path), device, workload, policy)
     if settings.max_batch is not None:
         made = dataclasses.replace(made, batch_limit=min(made.batch_limit, settings.max_batch))
     return made

@@ -11,6 +11,7 @@ import time
 from kvtide_sizing.errors import DoesNotFit, SizingError
 from kvtide_sizing.models.model_uri import ModelUri, Scheme
 from kvtide_worker.engine.config import EngineConfig
+from kvtide_worker.engine.heap import give_back_heap
 from kvtide_worker.models.source import fetch
 from kvtide_worker.server import planning
 from kvtide_worker.server.app import admin_app, api_app
@@ -151,6 +152,7 @@ class _Worker:
         engine = self._engine = EngineClient(config, self._stage)
         engine.start()
         tokenizer = await in_thread(Tokenizer.load, path)
+        give_back_heap()
         template = tokenizer.chat_template
         model = ServedModel(
             name=settings.served_name or planning.model_name(uri),
