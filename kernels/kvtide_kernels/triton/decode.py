@@ -1,0 +1,188 @@
+"""Decode: one new token a sequence, which attends through the cache to what its item says."""
+
+import triton
+import triton.language as tl
+
+from kvtide_kernels.triton.rotate import hadamard
+from kvtide_kernels.triton.softmax import logits, normalise, weigh
+from kvtide_kernels.triton.tiles import add_values, block_ids, key_scores, load_query, whole_values
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def decode_kernel(
+    query,
+    key_arena,
+    value_arena,
+    tables,
+    items,
+    sinks,
+    out,
+    part_values,
+    part_tops,
+    part_totals,
+    query_stride,
+    table_stride,
+    scale,
+    cap,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    M: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEY_BITS: tl.constexpr,
+    KEY_HEAD_BYTES: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    VALUE_HEAD_BYTES: tl.constexpr,
+    VALUE_RUN: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    MATH: tl.constexpr,
+):
+    """A program takes one item and M query heads of one KV head; grid (KV_HEADS * ceil(GROUP / M), items).
+
+    items [items, 4] int32: row in query and out, row in tables, first token, end. Tokens count from where the row's
+    blocks begin. An item of no tokens is padding. SPLIT: sums go to part_* [items, KV_HEADS * GROUP, ...] for
+    `reduce_kernel`, else the result to out [tokens, KV_HEADS * GROUP, DIM].
+    """
+    HEAD_TILES: tl.constexpr = (GROUP + M - 1) // M
+    kv_head = tl.program_id(0) // HEAD_TILES
+    item = tl.program_id(1)
+    token = tl.load(items + item * 4)
+    table = tables + tl.load(items + item * 4 + 1).to(tl.int64) * table_stride
+    start = tl.load(items + item * 4 + 2)
+    end = tl.load(items + item * 4 + 3)
+    if start >= end:
+        return
+
+    in_group = (tl.program_id(0) % HEAD_TILES) * M + tl.arange(0, M)
+    mask = in_group < GROUP
+    head = kv_head * GROUP + in_group
+    rows = query + token.to(tl.int64) * query_stride + head * DIM
+    q0, q1, q2, q3, query_sum = load_query(rows, mask, DIM, WIDTH, KEY_BITS, MATH)
+
+    top = tl.full([M], float("-inf"), tl.float32)
+    # Summed over the tile's columns once, behind the loop.
+    totals = tl.zeros([M, TILE], tl.float32)
+    shift = tl.zeros([M, TILE], tl.float32)
+    v0 = tl.zeros([M, WIDTH * VALUE_BITS // 16], tl.float32)
+    v1, v2, v3 = v0, v0, v0
+    for at in tl.range(start // TILE * TILE, end, TILE):
+        tokens = at + tl.arange(0, TILE)
+        seen = (tokens >= start) & (tokens < end)
+        pairs = at + 2 * tl.arange(0, TILE // 2)
+        blocks = block_ids(table, at, tokens, end, BLOCK, TILE) * KV_HEADS + kv_head
+        pair_blocks = block_ids(table, at, pairs, end, BLOCK, TILE) * KV_HEADS + kv_head
+        row = tokens % BLOCK
+        pair_row = pairs % BLOCK // 2
+        scores = key_scores(
+            q0,
+            q1,
+            q2,
+            q3,
+            query_sum,
+            key_arena + blocks * KEY_HEAD_BYTES,
+            row,
+            key_arena + pair_blocks * KEY_HEAD_BYTES,
+            pair_row,
+            seen,
+            DIM,
+            WIDTH,
+            KEY_BITS,
+            BLOCK,
+            KEY_HEAD_BYTES,
+            MATH,
+        )
+        x = tl.where(seen[None, :], logits(scores, scale, cap, CAPPED), float("-inf"))
+        weights, top, shrink = weigh(x, top)
+        totals = totals * shrink[:, None] + weights
+        v0, v1, v2, v3, shift = add_values(
+            weights,
+            shrink,
+            v0,
+            v1,
+            v2,
+            v3,
+            shift,
+            value_arena + blocks * VALUE_HEAD_BYTES,
+            row,
+            value_arena + pair_blocks * VALUE_HEAD_BYTES,
+            pair_row,
+            seen,
+            DIM,
+            WIDTH,
+            VALUE_BITS,
+            BLOCK,
+            VALUE_HEAD_BYTES,
+            MATH,
+        )
+
+    total = tl.sum(totals, 1)
+    values = whole_values(v0, v1, v2, v3, shift, M, WIDTH, VALUE_BITS)
+    columns = tl.arange(0, WIDTH)
+    inside = mask[:, None] & (columns < DIM)[None, :]
+    if SPLIT:
+        part = item.to(tl.int64) * (KV_HEADS * GROUP) + head
+        tl.store(part_values + part[:, None] * DIM + columns[None, :], values, mask=inside)
+        tl.store(part_tops + part, top, mask=mask)
+        tl.store(part_totals + part, total, mask=mask)
+    else:
+        values = normalise(values, top, total, sinks + head, mask, SINKS)
+        if VALUE_RUN > 0:
+            values = hadamard(values, M, WIDTH, VALUE_RUN)
+        to = out + (token.to(tl.int64) * (KV_HEADS * GROUP) + head) * DIM
+        tl.store(to[:, None] + columns[None, :], values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def reduce_kernel(
+    part_values,
+    part_tops,
+    part_totals,
+    parts,
+    sinks,
+    out,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    VALUE_RUN: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    """A program merges one sequence's items for one query head, PARTS at a time; grid (HEADS, sequences).
+
+    parts [sequences, 3] int32: row in out, first item, items (0 is padding)
+    """
+    head = tl.program_id(0)
+    sequence = tl.program_id(1)
+    token = tl.load(parts + sequence * 3)
+    begin = tl.load(parts + sequence * 3 + 1)
+    end = begin + tl.load(parts + sequence * 3 + 2)
+    if begin >= end:
+        return
+
+    columns = tl.arange(0, WIDTH)
+    inside = columns < DIM
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    values = tl.zeros([1, WIDTH], tl.float32)
+    for at in tl.range(begin, end, PARTS):
+        item = at + tl.arange(0, PARTS)
+        part = item.to(tl.int64) * HEADS + head
+        tops = tl.load(part_tops + part, mask=item < end, other=float("-inf"))
+        weights, top, shrink = weigh(tops[None, :], top)
+        weight = tl.reshape(weights, (PARTS,))
+        totals = tl.load(part_totals + part, mask=item < end, other=0.0)
+        total = total * shrink + tl.sum(weight * totals, 0)
+        where = part_values + part[:, None] * DIM + columns[None, :]
+        sums = tl.load(where, mask=(item < end)[:, None] & inside[None, :], other=0.0)
+        values = values * shrink[:, None] + tl.sum(weight[:, None] * sums, 0)[None, :]
+
+    one = tl.zeros([1], tl.int32)
+    values = normalise(values, top, total, sinks + head + one, one == 0, SINKS)
+    if VALUE_RUN > 0:
+        values = hadamard(values, 1, WIDTH, VALUE_RUN)
+    to = out + (token.to(tl.int64) * HEADS + head) * DIM
+    tl.store(to + columns[None, :], values.to(out.dtype.element_ty), mask=inside[None, :])

@@ -1,0 +1,177 @@
+"""Prefill: chunks of several new tokens, of many sequences in one launch."""
+
+import triton
+import triton.language as tl
+
+from kvtide_kernels.triton.rotate import hadamard
+from kvtide_kernels.triton.softmax import logits, normalise, weigh
+from kvtide_kernels.triton.tiles import add_values, block_ids, key_scores, load_query, operand, whole_values
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])
+def prefill_kernel(
+    query,
+    rotated_query,
+    key,
+    value,
+    key_arena,
+    value_arena,
+    tables,
+    items,
+    sinks,
+    out,
+    query_stride,
+    rotated_stride,
+    key_stride,
+    value_stride,
+    table_stride,
+    scale,
+    cap,
+    window,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    M: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEY_BITS: tl.constexpr,
+    KEY_HEAD_BYTES: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    VALUE_HEAD_BYTES: tl.constexpr,
+    VALUE_RUN: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
+    MATH: tl.constexpr,
+):
+    """A program takes M // HEADS tokens of one item with HEADS query heads each, of one KV head.
+
+        rows       token 0: head 0, 1, ..., HEADS - 1;  token 1: ...
+        keys       the past, packed, by way of the table   |   the chunk's own, bfloat16, causal
+
+    The past comes first: its sum is in the rotated basis where values are rotated, and is turned back before the new
+    values are added to it. Packed keys meet rotated_query (which is query where keys are not rotated).
+
+    items [items, 5] int32: the chunk's first row in query, key, value and out; row in tables; past tokens, counted
+    from where the row's blocks begin; new tokens; the first of them that this item takes. An item whose first is not
+    below its new tokens is padding. Grid (KV_HEADS * ceil(GROUP / HEADS), items).
+    """
+    HEAD_TILES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    kv_head = tl.program_id(0) // HEAD_TILES
+    item = items + tl.program_id(1) * 5
+    chunk = tl.load(item).to(tl.int64)
+    table = tables + tl.load(item + 1).to(tl.int64) * table_stride
+    past = tl.load(item + 2)
+    new = tl.load(item + 3)
+    begin = tl.load(item + 4)
+    if begin >= new:
+        return
+
+    of_tile = tl.arange(0, M)
+    in_group = (tl.program_id(0) % HEAD_TILES) * HEADS + of_tile % HEADS
+    mine = begin + of_tile // HEADS
+    mask = (of_tile // HEADS < M // HEADS) & (mine < new) & (in_group < GROUP)
+    head = kv_head * GROUP + in_group
+    token = chunk + mine
+    end = tl.minimum(begin + M // HEADS, new)
+
+    rows = rotated_query + token * rotated_stride + head * DIM
+    q0, q1, q2, q3, query_sum = load_query(rows, mask, DIM, WIDTH, KEY_BITS, MATH)
+    top = tl.full([M], float("-inf"), tl.float32)
+    # Summed over the tile's columns once, behind the loops.
+    totals = tl.zeros([M, TILE], tl.float32)
+    shift = tl.zeros([M, TILE], tl.float32)
+    v0 = tl.zeros([M, WIDTH * VALUE_BITS // 16], tl.float32)
+    v1, v2, v3 = v0, v0, v0
+
+    start = 0
+    if WINDOWED:
+        start = tl.maximum(0, past + begin + 1 - window) // TILE * TILE
+    for at in tl.range(start, past, TILE):
+        tokens = at + tl.arange(0, TILE)
+        seen = tokens < past
+        if WINDOWED:
+            # What is behind the window of all rows may be given back, and hold anything.
+            seen = seen & (tokens > past + begin - window)
+        pairs = at + 2 * tl.arange(0, TILE // 2)
+        blocks = block_ids(table, at, tokens, past, BLOCK, TILE) * KV_HEADS + kv_head
+        pair_blocks = block_ids(table, at, pairs, past, BLOCK, TILE) * KV_HEADS + kv_head
+        row = tokens % BLOCK
+        pair_row = pairs % BLOCK // 2
+        scores = key_scores(
+            q0,
+            q1,
+            q2,
+            q3,
+            query_sum,
+            key_arena + blocks * KEY_HEAD_BYTES,
+            row,
+            key_arena + pair_blocks * KEY_HEAD_BYTES,
+            pair_row,
+            seen,
+            DIM,
+            WIDTH,
+            KEY_BITS,
+            BLOCK,
+            KEY_HEAD_BYTES,
+            MATH,
+        )
+        looks = seen[None, :]
+        if WINDOWED:
+            looks = looks & (tokens[None, :] > (past + mine - window)[:, None])
+        x = tl.where(looks, logits(scores, scale, cap, CAPPED), float("-inf"))
+        weights, top, shrink = weigh(x, top)
+        totals = totals * shrink[:, None] + weights
+        v0, v1, v2, v3, shift = add_values(
+            weights,
+            shrink,
+            v0,
+            v1,
+            v2,
+            v3,
+            shift,
+            value_arena + blocks * VALUE_HEAD_BYTES,
+            row,
+            value_arena + pair_blocks * VALUE_HEAD_BYTES,
+            pair_row,
+            seen,
+            DIM,
+            WIDTH,
+            VALUE_BITS,
+            BLOCK,
+            VALUE_HEAD_BYTES,
+            MATH,
+        )
+
+    values = whole_values(v0, v1, v2, v3, shift, M, WIDTH, VALUE_BITS)
+    if VALUE_RUN > 0:
+        values = hadamard(values, M, WIDTH, VALUE_RUN)
+
+    columns = tl.arange(0, WIDTH)
+    inside = (columns < DIM)[None, :]
+    rows = query + token * query_stride + head * DIM
+    plain = operand(tl.load(rows[:, None] + columns[None, :], mask=mask[:, None] & inside, other=0.0), 16, MATH)
+    start = 0
+    if WINDOWED:
+        start = tl.maximum(0, begin + 1 - window) // TILE * TILE
+    for at in tl.range(start, end, TILE):
+        tokens = at + tl.arange(0, TILE)
+        there = (tokens < end)[:, None] & inside
+        keys = key + (chunk + tokens) * key_stride + kv_head * DIM
+        fresh = tl.load(keys[:, None] + columns[None, :], mask=there, other=0.0)
+        scores = tl.dot(plain, tl.trans(operand(fresh, 16, MATH)))
+        looks = tokens[None, :] <= mine[:, None]
+        if WINDOWED:
+            looks = looks & (tokens[None, :] > (mine - window)[:, None])
+        x = tl.where(looks, logits(scores, scale, cap, CAPPED), float("-inf"))
+        weights, top, shrink = weigh(x, top)
+        totals = totals * shrink[:, None] + weights
+        rows = value + (chunk + tokens) * value_stride + kv_head * DIM
+        fresh = tl.load(rows[:, None] + columns[None, :], mask=there, other=0.0)
+        values = tl.dot(operand(weights, 16, MATH), operand(fresh, 16, MATH), values * shrink[:, None])
+
+    values = normalise(values, top, tl.sum(totals, 1), sinks + head, mask, SINKS)
+    to = out + (token * (KV_HEADS * GROUP) + head) * DIM
+    tl.store(to[:, None] + columns[None, :], values.to(out.dtype.element_ty), mask=mask[:, None] & inside)

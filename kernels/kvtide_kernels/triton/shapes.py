@@ -1,0 +1,60 @@
+"""How large a program of each kernel is: rows, tokens of a tile, warps and stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtide_kernels.triton.arena import ArenaShape
+
+# Items of a split decode begin at multiples of this, whatever a layer's tile is.
+SPLIT_TOKENS = 256
+
+
+def padded(dim: int) -> int:
+    """The power of two that a head is computed in."""
+    return 1 << (dim - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """rows: of queries (heads, or tokens and heads) in a program's dots; tile: tokens of K and V in each."""
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+
+
+def decode_launch(group: int, key: ArenaShape, value: ArenaShape) -> Launch:
+    """The decode kernel's size for query heads in groups of so many.
+
+    16 rows are the least that a tensor core takes. A tile is 64 tokens, so that a block of 16 does not make a loop of
+    small loads (four blocks are then one tile), but 16 KiB at most, so that three stages of K and V fit beside
+    another program even where a processor has only 100 KiB of shared memory.
+    """
+    width = padded(key.head_dim)
+    rows = 16 if group <= 16 or width > 128 else min(padded(group), 64)
+    widest = max(key.bits, value.bits) * width // 8
+    return Launch(rows=rows, tile=max(16, min(64, 16384 // widest)), warps=4, stages=3)
+
+
+@dataclass(frozen=True)
+class PrefillLaunch:
+    """heads: of a group, beside each other in a program; it takes rows // heads tokens."""
+
+    launch: Launch
+    heads: int
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of a program."""
+        return self.launch.rows // self.heads
+
+
+def prefill_launch(group: int, key: ArenaShape, value: ArenaShape) -> PrefillLaunch:
+    """The prefill kernel's size. Its rows do not depend on the formats: items are the same for all layers."""
+    wide = padded(key.head_dim) > 128
+    rows = 64 if wide else 128
+    return PrefillLaunch(
+        Launch(rows=rows, tile=32 if wide else 64, warps=4 if wide else 8, stages=2), heads=min(group, 16)
+    )
