@@ -47,4 +47,4 @@ def format_bytes(amount: int) -> str:
         return f"{amount / GIB:.2f} GiB"
     if amount >= MIB:
         return f"{amount / MIB:.0f} MiB"
-    return f"{amount / KIB:.0f} KiB"
+    return f"{amount / KIB:.0f} KiB" if amount >= KIB else f"{amount} B"

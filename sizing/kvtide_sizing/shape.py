@@ -60,6 +60,10 @@ class Split(enum.StrEnum):
     COPIED = "Copied"  # every device has all of it
 
 
+# The name of the group that a mixture's experts are.
+EXPERTS = "experts"
+
+
 @dataclass(frozen=True)
 class WeightGroup:
     """Weights of one purpose over all layers.
@@ -105,6 +109,11 @@ class ModelShape:
     def num_layers(self) -> int:
         """Layers that attend."""
         return len(self.layers)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether it is a mixture of experts."""
+        return any(group.name == EXPERTS for group in self.weights)
 
     @property
     def parameters(self) -> int:

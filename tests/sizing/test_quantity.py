@@ -39,7 +39,7 @@ def test_what_is_no_amount_of_memory_is_refused_by_name(text: str) -> None:
         (1_406_606_376, "1.31 GiB"),
         (512 * 1024**2, "512 MiB"),
         (23_040, "22 KiB"),  # 22.5, and Python rounds to even
-        (0, "0 KiB"),
+        (0, "0 B"),
     ],
 )
 def test_amounts_are_written_with_three_digits_or_so(amount: int, expected: str) -> None:

@@ -8,6 +8,9 @@ import click
 
 _GROUP = "kvtide.commands"
 
+# sysexits.h's EX_USAGE, where click would exit with 2: that is `kvtide plan`'s "does not fit".
+click.UsageError.exit_code = 64
+
 # What `kvtide --help` says of each command without importing its part, and the extra that brings its packages.
 _HELP = {
     "plan": "Say what a model's KV cache takes on a device, and what fits.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from kvtide_sizing.models.inspect import resolve_model
 from kvtide_sizing.plan import Plan, Policy, Profile, Workload, plan
 from kvtide_sizing.plan.explain import explain as explanation_of
 from kvtide_sizing.plan.ladder import Rung, ladder
+from kvtide_sizing.quantity import parse_quantity
 
 DOES_NOT_FIT_STATUS = 2
 
@@ -34,6 +36,9 @@ Examples:
   kvtide plan --model llama-2-13b --device a100-40gb --context 4096 --compare
   kvtide plan --model ./my-model --device mygpu:48GiB --explain
   kvtide plan --model model.gguf --device cpu:2GiB -o json
+
+Messages name fields as the resource has them: kvCache.precision is --precision, maxContextTokens is --context,
+kvCache.blockSizeTokens is --block-size, attention.kvHeads is --kv-heads, device.count is --count.
 """
 
 
@@ -65,7 +70,7 @@ class _KvHeads(click.ParamType[str | int]):
 @click.option("--concurrency", type=int, help="Sequences to hold at once; Auto chooses so that they fit.")
 @click.option(
     "--precision",
-    type=click.Choice(_PRECISIONS),
+    type=click.Choice(_PRECISIONS, case_sensitive=False),
     default="Auto",
     show_default=True,
     help="How keys and values are stored.",
@@ -88,11 +93,15 @@ class _KvHeads(click.ParamType[str | int]):
 )
 @click.option("--variant", "variants", type=int, multiple=True, help="KV heads of a trained variant; may be repeated.")
 @click.option(
-    "--weights", type=click.Choice(_WEIGHTS), default="Auto", show_default=True, help="How weights are served."
+    "--weights",
+    type=click.Choice(_WEIGHTS, case_sensitive=False),
+    default="Auto",
+    show_default=True,
+    help="How weights are served.",
 )
 @click.option(
     "--profile",
-    type=click.Choice(_PROFILES),
+    type=click.Choice(_PROFILES, case_sensitive=False),
     default=Profile.CHAT.value,
     show_default=True,
     help="What sequences are like.",
@@ -103,6 +112,7 @@ class _KvHeads(click.ParamType[str | int]):
     "--compare", is_flag=True, help="Put contiguous and paged allocation, fewer heads and precisions side by side."
 )
 @click.option("--explain", is_flag=True, help="Print the formula with the numbers put in.")
+@click.option("--overhead", metavar="SIZE", help="What driver and framework were measured to take, such as 900Mi.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 def plan_command(
     model: str,
@@ -121,20 +131,25 @@ def plan_command(
     mean_output: int | None,
     compare: bool,
     explain: bool,
+    overhead: str | None,
     output: str,
 ) -> None:
     """Say what a model's KV cache takes on a device, and what fits.
 
-    Exits with 2 where it does not fit, and says by how much and what would.
+    Exits with 2 where it does not fit, and says by how much and what would; with 64 for an unknown option.
     """
     try:
-        shape, on = resolve_model(model), replace(device_named(device), count=count)
+        measured = None if overhead is None else parse_quantity(overhead)
+        on = replace(device_named(device), count=count, measured_overhead_bytes=measured)
+        shape = resolve_model(model)
         workload = Workload(Profile(profile), context, mean_prompt, mean_output, concurrency)
         policy = Policy(precision, block_size, kv_heads, variants, max_quality_loss, weights)
         result = plan(shape, on, workload, policy)
-        rungs = ladder(shape, on, workload, policy) if compare else []
+        rungs = ladder(result, shape, on, workload, policy) if compare else []
         lines = explanation_of(result, shape, on, workload, policy) if explain else []
     except SizingError as error:
+        if output != "table":
+            _print_data({"error": _error(error)}, output)
         fail(error, DOES_NOT_FIT_STATUS if isinstance(error, DoesNotFit) else 1)
     _print(result, rungs, lines, output)
 
@@ -145,16 +160,33 @@ def _print(result: Plan, rungs: Sequence[Rung], explanation: Sequence[str], outp
 
         from kvtide_sizing.cli.render import show
 
-        show(Console(), result, rungs, explanation)
+        # Without a terminal nobody wraps lines: they may be long.
+        show(Console(width=None if sys.stdout.isatty() else 160), result, rungs, explanation)
         return
     data: dict[str, Any] = result.to_json()
     if rungs:
         data["comparison"] = [rung.to_json() for rung in rungs]
     if explanation:
         data["explanation"] = list(explanation)
+    _print_data(data, output)
+
+
+def _print_data(data: dict[str, Any], output: str) -> None:
     if output == "json":
         click.echo(json.dumps(data, indent=2))
     else:
         import yaml
 
         click.echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120), nl=False)
+
+
+def _error(error: SizingError) -> dict[str, Any]:
+    """A refusal as JSON values."""
+    data: dict[str, Any] = {"reason": error.reason, "message": str(error)}
+    if isinstance(error, DoesNotFit):
+        data |= {
+            "neededBytes": error.needed_bytes,
+            "deviceBytes": error.device_bytes,
+            "changes": list(error.changes),
+        }
+    return data

@@ -95,7 +95,7 @@ def _kv(plan: Plan) -> Table:
 
 def _ladder(rungs: Sequence[Rung]) -> Table:
     table = Table(
-        title="The ladder: each row keeps what the rows before it gained",
+        title="The ladder, for sequences of the expected length: each row keeps what the rows before it gained",
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),

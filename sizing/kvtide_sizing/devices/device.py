@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from kvtide_sizing.devices.catalog import GPUS
 from kvtide_sizing.devices.mig import GEOMETRIES, mig_geometry
-from kvtide_sizing.errors import UnknownDevice
+from kvtide_sizing.errors import InvalidQuantity, UnknownDevice
 from kvtide_sizing.quantity import MIB, parse_quantity
 
 __all__ = ["Device", "DeviceKind", "builtin_gpus", "device_named", "parse_quantity"]
@@ -72,6 +72,8 @@ def device_named(text: str) -> Device:
     """
     name, colon, memory = text.strip().partition(":")
     memory_bytes = parse_quantity(memory) if name and colon else None
+    if memory_bytes is not None and memory_bytes < MIB:
+        raise InvalidQuantity(f"device '{text}' has {memory_bytes} bytes of memory; write the unit too, such as 40Gi")
     return device_of(name.lower(), memory_bytes)
 
 
@@ -110,7 +112,7 @@ def _slice_of(whole: Device, profile: str, memory_bytes: int | None) -> Device:
 def _unknown(name: str, gpu: str) -> str:
     if name == "cpu":
         return "device 'cpu' has no memory; write cpu:MEMORY, such as cpu:2GiB"
-    close = get_close_matches(gpu, _BUILTIN_GPUS, n=3)
+    close = [known for known in _BUILTIN_GPUS if known.startswith(gpu)] or get_close_matches(gpu, _BUILTIN_GPUS, n=3)
     meant = f"did you mean {' or '.join(close)}? Otherwise " if close else ""
     sliced = ", ".join(GEOMETRIES)
     return (

@@ -54,6 +54,7 @@ def step_bytes(
     context_tokens: int,
     batch: int,
     threads: int = CPU_THREADS,
+    bf16_units: bool = True,
 ) -> int:
     """Peak bytes of a step's tensors: of one full of prefill, or of one with a full batch, whichever takes more.
 
@@ -61,9 +62,10 @@ def step_bytes(
     context_tokens:  of the longest sequence
     batch:           sequences that a step runs at most; each may sample
     threads:         of torch, on a CPU
+    bf16_units:      whether a CPU multiplies bfloat16 (AVX512-BF16, AMX); else products are first made in float32
     """
     return max(
-        _peak(shape, kind, layout, step, threads)
+        _peak(shape, kind, layout, step, threads, bf16_units)
         for step in (_prefill(layout, context_tokens, batch), _full_batch(layout, context_tokens, batch))
     )
 
@@ -80,7 +82,7 @@ def _full_batch(layout: KvLayout, context: int, batch: int) -> _Step:
     return _Step(context, batch, min(layout.step_tokens - decodes, chunks * context), chunks, decodes)
 
 
-def _peak(shape: ModelShape, kind: DeviceKind, layout: KvLayout, step: _Step, threads: int) -> int:
+def _peak(shape: ModelShape, kind: DeviceKind, layout: KvLayout, step: _Step, threads: int, bf16_units: bool) -> int:
     in_layers = max(
         _attention(shape, kind, layout, step, layer, shape.window_of(layer), threads) for layer in shape.layer_kinds
     )
@@ -94,6 +96,11 @@ def _peak(shape: ModelShape, kind: DeviceKind, layout: KvLayout, step: _Step, th
     projecting = logits + rows * shape.hidden_size * _BF16
     if kind is DeviceKind.CPU:
         projecting += threads * _product_bytes(rows, shape.hidden_size)
+        if not bf16_units:
+            projecting += rows * shape.vocab_size * _FLOAT32
+            # its input, gate and up in bfloat16 and in float32
+            wide = step.tokens * (shape.hidden_size * _BF16 + 2 * shape.intermediate_size * (_BF16 + _FLOAT32))
+            mlp = max(mlp, wide + threads * _product_bytes(step.tokens, shape.hidden_size))
     lasting = _lasting(shape, kind, layout, step)
     return max(lasting + max(in_layers, mlp, norm, projecting), logits + shape.vocab_size * _DRAW_BYTES)
 

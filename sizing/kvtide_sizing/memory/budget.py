@@ -39,8 +39,11 @@ CPU_ENGINE_OVERHEAD = 400 * MIB
 CPU_SERVER_OVERHEAD = 96 * MIB
 CPU_SERVER_OVERHEAD_PER_VOCAB_ENTRY = 1 * KIB
 CPU_SERVER_LOAD_PER_VOCAB_ENTRY = 3 * KIB
-# Not measured: CUDA's context and modules, cuBLAS's workspace, what the allocator rounds up.
-GPU_OVERHEAD = 1536 * MIB
+# Not measured: CUDA's context and the kernels' code (about 0.5 GiB on today's cards), cuBLAS's workspaces and captured
+# graphs. What the allocator loses between its segments is the reserve's.
+GPU_OVERHEAD = 1024 * MIB
+# Not measured either: the buffers that devices exchange sums through.
+COLLECTIVES_OVERHEAD = 512 * MIB
 
 # Dequantising a tensor holds it in float32 twice and once more in part, while its bfloat16 copy fills.
 DEQUANTISING_BYTES_PER_ELEMENT = 12
@@ -84,6 +87,10 @@ class Budget:
     def sequences(self, num_blocks: int, num_tokens: int) -> int:
         """How many sequences of so many tokens a pool of so many blocks of all layers holds."""
         return self.layout.sequences(num_blocks * len(self.layout.tables), num_tokens)
+
+    def expected_sequences(self, num_blocks: int, mean_tokens: int) -> int:
+        """As `sequences`, of sequences of this mean length."""
+        return self.layout.expected_sequences(num_blocks * len(self.layout.tables), mean_tokens)
 
     def blocks_for(self, sequences: int, num_tokens: int) -> int:
         """The fewest blocks of all layers that hold so many sequences: the inverse of `sequences`."""
@@ -156,7 +163,7 @@ def budget(
     layout = kv_layout(local, precision, block_size, STEP_TOKEN_BUDGET)
     overhead = device.measured_overhead_bytes
     if overhead is None:
-        overhead = overhead_bytes(local, device.kind)
+        overhead = overhead_bytes(local, device.kind) + (COLLECTIVES_OVERHEAD if device.count > 1 else 0)
     taken = Budget(
         weights_bytes=weights_bytes(shape, weights, device.count),
         activations_bytes=0,

@@ -70,6 +70,21 @@ class KvLayout:
         """How many sequences of so many tokens so many blocks hold."""
         return max(0, num_blocks - self.step_blocks) // self.sequence_blocks(num_tokens)
 
+    def expected_sequences(self, num_blocks: int, mean_tokens: int) -> int:
+        """How many sequences of this mean length so many blocks hold."""
+        half_tokens = max(0, num_blocks - self.step_blocks) * 2 * self.block_size
+        return half_tokens // self.expected_half_tokens(mean_tokens)
+
+    def expected_half_tokens(self, mean_tokens: int) -> int:
+        """What a sequence of this mean length takes of the pool, half a block for its last ones included; over all
+        tables, in half tokens, so that halves of blocks are whole."""
+        size = self.block_size
+        whole = max(2 * mean_tokens + size, -(-mean_tokens // size) * 2 * size)
+        return sum(
+            whole if table.window is None else min(whole, 2 * size * table.sequence_blocks(mean_tokens, size))
+            for table in self.tables
+        )
+
     def required_blocks(self, sequences: int, num_tokens: int) -> int:
         """The fewest blocks that hold so many: the inverse of `sequences`."""
         return sequences * self.sequence_blocks(num_tokens) + self.step_blocks
@@ -85,7 +100,8 @@ def kv_layout(shape: ModelShape, precision: Precision, block_size: int, step_tok
         sizes = [shape.num_layers]
     else:
         most = math.gcd(*map(len, by_window.values()))
-        sizes = [size for size in range(most, 0, -1) if most % size == 0]
+        # Layers of one width waste nothing however they are cut.
+        sizes = [most] if len(set(widths)) == 1 else [size for size in range(most, 0, -1) if most % size == 0]
     layouts = [_tables(by_window, size) for size in sizes]
     tables = min(layouts, key=lambda tables: len(tables) * _widest(tables, widths))
     return KvLayout(block_size, block_size * _widest(tables, widths), tables, step_tokens)

@@ -12,23 +12,32 @@ from kvtide_sizing.shape import LayerShape, ModelShape, Split
 def shard(shape: ModelShape, devices: int) -> ModelShape:
     """The shape as each of so many devices computes it; weights stay whole, `weights_bytes` divides them by group.
 
-    KV heads are split as far as they go and copied beyond that; a latent is copied. Raises UnsupportedPolicy where
-    the query heads cannot be shared equally.
+    KV heads are split as far as they go and copied beyond that; a latent is copied; every device samples from whole
+    rows of logits. Raises UnsupportedPolicy where the heads cannot be shared equally.
     """
     if devices == 1:
         return shape
-    if shape.query_heads % devices:
-        works = [count for count in range(1, shape.query_heads + 1) if shape.query_heads % count == 0]
+    if not _shares(shape, devices):
+        works = [count for count in range(1, shape.query_heads + 1) if _shares(shape, count)]
         raise UnsupportedPolicy(
-            f"device.count {devices}: {shape.name} has {shape.query_heads} query heads, which so many devices cannot "
-            f"share equally; write one of {', '.join(map(str, works))}"
+            f"device.count {devices}: {shape.name} has {shape.query_heads} query heads over {shape.kv_heads} KV heads, "
+            f"which so many devices cannot share equally; write one of {', '.join(map(str, works))}"
         )
     return replace(
         shape,
         layers=tuple(_shard_layer(layer, devices) for layer in shape.layers),
         query_heads=shape.query_heads // devices,
-        intermediate_size=-(-shape.intermediate_size // devices),
-        vocab_size=-(-shape.vocab_size // devices),
+        # A token's experts may all lie on one device.
+        intermediate_size=shape.intermediate_size if shape.has_experts else -(-shape.intermediate_size // devices),
+    )
+
+
+def _shares(shape: ModelShape, devices: int) -> bool:
+    """Whether each device gets as many query heads, whose KV heads are its own or one that all of them share."""
+    if shape.query_heads % devices:
+        return False
+    return all(
+        layer.is_latent or layer.kv_heads % devices == 0 or devices % layer.kv_heads == 0 for layer in shape.layer_kinds
     )
 
 
@@ -36,11 +45,11 @@ def _shard_layer(layer: LayerShape, devices: int) -> LayerShape:
     return layer if layer.is_latent else replace(layer, kv_heads=kv_heads_per_device(layer.kv_heads, devices))
 
 
-def with_kv_heads(shape: ModelShape, kv_heads: int) -> ModelShape:
-    """The shape with another number of KV heads in every layer: a variant of the model, or its heads pooled.
+def with_kv_heads(shape: ModelShape, kv_heads: int, *, trained: bool = False) -> ModelShape:
+    """The shape with another number of KV heads in every layer: a trained variant of the model, or its heads pooled.
 
-    Raises UnsupportedPolicy where the query heads cannot be shared by so many, where the layers have different
-    numbers already, and for latents, which have no heads.
+    Raises UnsupportedPolicy where the query heads cannot be shared by so many, where heads that are pooled do not
+    make so many equal groups, where the layers have different numbers already, and for latents, which have no heads.
     """
     native = {layer.kv_heads for layer in shape.layers}
     if native == {kv_heads}:
@@ -49,8 +58,9 @@ def with_kv_heads(shape: ModelShape, kv_heads: int) -> ModelShape:
         raise UnsupportedPolicy(f"kvHeads {kv_heads}: {shape.name} keeps a latent, which has no heads; write Native")
     if len(native) > 1:
         raise UnsupportedPolicy(f"kvHeads {kv_heads}: the layers of {shape.name} differ in KV heads; write Native")
-    if shape.query_heads % kv_heads or kv_heads > shape.kv_heads:
-        works = [heads for heads in range(1, shape.kv_heads + 1) if shape.query_heads % heads == 0]
+    of = shape.query_heads if trained else shape.kv_heads
+    if of % kv_heads or kv_heads > shape.kv_heads:
+        works = [heads for heads in range(1, shape.kv_heads + 1) if of % heads == 0]
         raise UnsupportedPolicy(
             f"kvHeads {kv_heads}: {shape.name} has {shape.query_heads} query heads over {shape.kv_heads} KV heads; "
             f"write one of {', '.join(map(str, works))}"

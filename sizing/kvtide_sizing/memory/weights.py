@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kvtide_sizing.shape import ModelShape, Split, WeightGroup
+from kvtide_sizing.shape import EXPERTS, ModelShape, Split, WeightGroup
 
 BF16_BYTES = 2
 
@@ -43,8 +43,6 @@ _MATRIX = {
     WeightFormat.MXFP4: _Matrix(bits=4, scale_bits=Fraction(8, 32), experts_only=True),
 }
 
-EXPERTS = "experts"
-
 
 def native_format(shape: ModelShape) -> WeightFormat:
     """The format that a checkpoint is quantised in; BF16 for every other, GGUF's among them: it is dequantised."""
@@ -66,11 +64,10 @@ def _group_bytes(group: WeightGroup, kv_heads: int, stored: WeightFormat, device
     matrix = _MATRIX[stored]
     if not group.channels or (matrix.experts_only and group.name != EXPERTS):
         matrix = _MATRIX[WeightFormat.BF16]
-    share = _share(group.split, kv_heads, devices)
-    elements = _ceil(group.elements * share)
-    return _ceil(Fraction(elements) * (matrix.bits + matrix.scale_bits) / 8) + matrix.channel_bytes * _ceil(
-        group.channels * share
-    )
+    elements = _ceil(group.elements * _share(group.split, kv_heads, devices))
+    # A matrix that is split by its rows keeps all its output channels on every device.
+    scales = matrix.channel_bytes * group.channels
+    return _ceil(Fraction(elements) * (matrix.bits + matrix.scale_bits) / 8) + scales
 
 
 def _share(split: Split, kv_heads: int, devices: int) -> Fraction:

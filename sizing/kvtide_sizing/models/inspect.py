@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
-from kvtide_sizing.errors import ModelDownloadFailed, ModelNotFound
+from kvtide_sizing.errors import InvalidModelUri, ModelDownloadFailed, ModelNotFound
 from kvtide_sizing.models import catalog
 from kvtide_sizing.models.config_json import CONFIG_FILE, shape_of_folder
 from kvtide_sizing.models.gguf_shape import shape_of_gguf
+from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_sizing.shape import ModelShape
 
 
@@ -29,14 +31,32 @@ def inspect_model(path: str | Path) -> ModelShape:
 
 
 def resolve_model(text: str) -> ModelShape:
-    """The shape of a built-in name, a folder or a .gguf file. Raises as `inspect_model`."""
+    """The shape of a built-in name, of a hub repository that is built in, of a folder or a .gguf file.
+
+    Raises as `inspect_model`, and ModelNotFound with the names that come near for what is none of these.
+    """
     if text.lower() in catalog.names():
         return catalog.builtin(text)
-    if Path(text).exists():
+    if text and Path(text).exists():
         return inspect_model(text)
+    known = _known_repository(text)
+    if known is not None:
+        return known
+    if text.lower().endswith(".gguf"):
+        raise ModelNotFound(_what_is_there(Path(text)))
+    close = get_close_matches(text.lower().rsplit("/", 1)[-1], catalog.names(), n=3)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise ModelNotFound(
-        f"'{text}' is neither a file or folder here nor a built-in model; built in are {', '.join(catalog.names())}"
+        f"'{text}' is neither a file or folder here nor a built-in model; {hint}`kvtide models` lists those that are "
+        f"built in: {', '.join(catalog.names()[:3])}, …"
     )
+
+
+def _known_repository(text: str) -> ModelShape | None:
+    try:
+        return catalog.builtin_for(ModelUri.parse(text if "://" in text else f"hf://{text}"))
+    except InvalidModelUri:
+        return None
 
 
 def _what_is_there(path: Path) -> str:

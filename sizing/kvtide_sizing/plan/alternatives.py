@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kvtide_sizing import served
 from kvtide_sizing.errors import UnsupportedPolicy
 from kvtide_sizing.formats import Precision
 from kvtide_sizing.memory.sharding import with_kv_heads
 from kvtide_sizing.memory.weights import WeightFormat
+from kvtide_sizing.plan.candidates import fewer_kv_heads
 from kvtide_sizing.plan.case import Case
 from kvtide_sizing.plan.record import Alternative
+from kvtide_sizing.plan.unserved import unserved
 from kvtide_sizing.plan.workload import BLOCK_SIZES, Policy
 from kvtide_sizing.shape import ModelShape
-
-# Models without grouped queries are shown with the number of KV heads that most grouped models have.
-_USUAL_KV_HEADS = 8
 
 
 def alternatives(case: Case, native: ModelShape, policy: Policy, context_tokens: int) -> Iterator[Alternative]:
     """Other precisions, KV heads, block sizes and weights that hold at least one sequence of the context."""
-    for choice, other, is_served in _others(case, native, policy):
+    for choice, other in _others(case, native, policy):
         concurrency = other.max_concurrency(context_tokens)
         if concurrency:
             yield Alternative(
@@ -30,29 +28,36 @@ def alternatives(case: Case, native: ModelShape, policy: Policy, context_tokens:
                 capacity_tokens=other.num_blocks(context_tokens) * other.block_size,
                 max_concurrency=concurrency,
                 batch_limit=other.batch_limit(context_tokens),
-                served=is_served,
+                served=not any(unserved(other, native)),
             )
 
 
-def _others(case: Case, native: ModelShape, policy: Policy) -> Iterator[tuple[str, Case, bool]]:
+def _others(case: Case, native: ModelShape, policy: Policy) -> Iterator[tuple[str, Case]]:
     for precision in Precision:
-        if precision is case.precision or (precision is Precision.FP8 and not case.device.has_fp8):
-            continue
-        yield f"precision {precision}", replace(case, precision=precision), precision in served.PRECISIONS
+        other = replace(case, precision=precision)
+        known = precision is not Precision.FP8 or case.device.has_fp8
+        # A latent is stored as a key: K8V4 is INT8 there.
+        if known and precision is not case.precision and other.block_bytes != case.block_bytes:
+            yield f"precision {precision}", other
     for heads in _other_heads(case, native, policy):
         try:
-            shape = with_kv_heads(native, heads)
-        except UnsupportedPolicy:
+            yield (
+                f"kvHeads {heads}",
+                replace(case, shape=with_kv_heads(native, heads, trained=heads in policy.variants)),
+            )
+        except UnsupportedPolicy:  # its query heads cannot be shared so
             continue
-        yield f"kvHeads {heads}", replace(case, shape=shape), heads == native.kv_heads
     for size in BLOCK_SIZES:
         if size != case.block_size:
-            yield f"blockSizeTokens {size}", replace(case, block_size=size), True
+            yield f"blockSizeTokens {size}", replace(case, block_size=size)
     for weights in (WeightFormat.BF16, WeightFormat.INT8):
         if weights is not case.weights:
-            yield f"weights {weights}", replace(case, weights=weights), weights in served.WEIGHT_FORMATS
+            yield f"weights {weights}", replace(case, weights=weights)
 
 
 def _other_heads(case: Case, native: ModelShape, policy: Policy) -> list[int]:
-    usual = {_USUAL_KV_HEADS} if native.kv_heads > _USUAL_KV_HEADS else set()
-    return sorted({native.kv_heads, *policy.variants, *usual} - {case.shape.kv_heads}, reverse=True)
+    fewer = fewer_kv_heads(native, policy)
+    others = {native.kv_heads, *policy.variants, *([] if fewer is None else [fewer])}
+    return sorted(
+        (heads for heads in others if heads <= native.kv_heads and heads != case.shape.kv_heads), reverse=True
+    )

@@ -19,9 +19,10 @@ def choose_block_size(shape: ModelShape, workload: Workload, policy: Policy) -> 
     """The asked one, or the largest that wastes little of the expected sequence and of the narrowest window."""
     if policy.block_size_tokens is not None:
         return policy.block_size_tokens
+    longest = min(workload.max_context_tokens or shape.max_context_tokens, shape.max_context_tokens)
     windows = [layer.window for layer in shape.layers if layer.window is not None]
     most = min(
-        workload.mean_sequence_tokens * 2 // _TAIL_PARTS,
+        min(workload.mean_sequence_tokens, longest) * 2 // _TAIL_PARTS,
         _LARGEST_FOR_CHAT if workload.profile is Profile.CHAT else BLOCK_SIZES[-1],
         min(windows, default=BLOCK_SIZES[-1] * _WINDOW_PARTS) // _WINDOW_PARTS,
     )
@@ -30,4 +31,4 @@ def choose_block_size(shape: ModelShape, workload: Workload, policy: Policy) -> 
 
 def tail_waste(block_size: int, sequence_tokens: int) -> float:
     """The part of an expected sequence's blocks that is empty on average: half of the last one."""
-    return block_size / 2 / sequence_tokens
+    return block_size / (2 * sequence_tokens + block_size)

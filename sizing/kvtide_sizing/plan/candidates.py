@@ -8,15 +8,15 @@ from kvtide_sizing import served
 from kvtide_sizing.devices.device import Device
 from kvtide_sizing.errors import UnsupportedPolicy, UnsupportedPrecision
 from kvtide_sizing.formats import Precision, precision_named
-from kvtide_sizing.memory.sharding import with_kv_heads
 from kvtide_sizing.plan.workload import Policy, Profile
 from kvtide_sizing.shape import ModelShape
 
-# What each may cost in perplexity, in percent: bounds that the kernels are held to on small models, which lose more
-# than large ones. Best first. FP8 is never chosen: INT8 takes two bytes more a head and has a scale for each token.
+# What each may cost in perplexity, in percent, best first: bounds that the kernels are held to on small models, which
+# lose more than large ones.
 LOSS_BOUND_PERCENT = {
     Precision.BF16: 0.0,
     Precision.INT8: 0.3,
+    Precision.FP8: 1.0,
     Precision.MIXED: 1.0,
     Precision.K8V4: 1.0,
     Precision.INT4: 3.0,
@@ -32,7 +32,10 @@ def precisions(policy: Policy, device: Device) -> tuple[Precision, ...]:
         return tuple(
             precision
             for precision, loss in LOSS_BOUND_PERCENT.items()
-            if loss <= policy.max_quality_loss_percent and (precision in served.PRECISIONS or not policy.served_only)
+            # INT8 takes two bytes more a head than FP8, and has a scale for each token.
+            if precision is not Precision.FP8
+            and loss <= policy.max_quality_loss_percent
+            and (precision in served.PRECISIONS or not policy.served_only)
         )
     asked = precision_named(policy.precision)
     if policy.served_only and asked not in served.PRECISIONS:
@@ -49,7 +52,7 @@ def kv_heads(shape: ModelShape, policy: Policy) -> tuple[int, ...]:
     """The number that is asked for, or the native one and then the variants, most heads first.
 
     Pooled heads are never chosen: without training they cost more quality than any bound. A number asks for them.
-    Raises UnsupportedPolicy for a number that the model's query heads cannot share.
+    Raises UnsupportedPolicy for a number that is not served, under served_only.
     """
     native = shape.kv_heads
     if policy.kv_heads == "Native" or (policy.kv_heads == "Auto" and policy.served_only):
@@ -60,9 +63,18 @@ def kv_heads(shape: ModelShape, policy: Policy) -> tuple[int, ...]:
             f"write Native"
         )
     if isinstance(policy.kv_heads, int):
-        with_kv_heads(shape, policy.kv_heads)
         return (policy.kv_heads,)
     return (native, *sorted((heads for heads in set(policy.variants) if heads < native), reverse=True))
+
+
+# Models without grouped queries are shown with as many KV heads as most grouped ones have.
+_USUAL_KV_HEADS = 8
+
+
+def fewer_kv_heads(shape: ModelShape, policy: Policy) -> int | None:
+    """The number to compare with: the one asked for, the smallest variant, or eight; None where it is not less."""
+    asked = policy.kv_heads if isinstance(policy.kv_heads, int) else min(policy.variants, default=_USUAL_KV_HEADS)
+    return asked if asked < shape.kv_heads else None
 
 
 def candidates(

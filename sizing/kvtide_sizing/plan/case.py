@@ -35,6 +35,11 @@ class Case:
         """KV bytes of one token on each device."""
         return bytes_per_token(self._local, self.precision)
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of all layers on each device."""
+        return self._budget_at_no_context.block_bytes
+
     def budget(self, context_tokens: int) -> Budget:
         """What is taken of a device where the longest sequence has so many tokens."""
         # Only activations and tables depend on the context, and a search asks for many contexts.
@@ -69,7 +74,7 @@ class Case:
         """Sequences of the expected length that the device holds, where the longest has context_tokens."""
         taken = self.budget(context_tokens)
         num_blocks = taken.num_blocks(self.device.memory_bytes)
-        return taken.sequences(num_blocks, self.expected_tokens(context_tokens))
+        return taken.expected_sequences(num_blocks, self.expected_tokens(context_tokens))
 
     def batch_limit(self, context_tokens: int) -> int:
         """Of these, as many as a step runs; at least one."""

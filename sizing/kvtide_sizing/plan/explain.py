@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from kvtide_sizing.devices.device import Device
 from kvtide_sizing.formats import LayerFormat, VectorFormat, layer_formats
-from kvtide_sizing.memory.budget import RESERVE_PARTS, STEP_TOKEN_BUDGET
+from kvtide_sizing.memory.budget import STEP_TOKEN_BUDGET, reserve_bytes
 from kvtide_sizing.memory.sharding import shard
 from kvtide_sizing.plan.case import Case
-from kvtide_sizing.plan.planner import choose_case, context_of
+from kvtide_sizing.plan.planner import choose_case
 from kvtide_sizing.plan.record import Plan
 from kvtide_sizing.plan.workload import Policy, Workload
 from kvtide_sizing.shape import LayerShape, ModelShape
@@ -19,13 +19,7 @@ from kvtide_sizing.shape import LayerShape, ModelShape
 def explain(plan: Plan, shape: ModelShape, device: Device, workload: Workload, policy: Policy) -> list[str]:
     """One line for each sum of the plan that `plan` made of the same arguments; amounts in bytes."""
     case = choose_case(shape, device, workload, policy)
-    context = context_of(case, workload)
-    return [
-        *_token(plan, case),
-        *_pool(plan, case),
-        *_sequences(plan, case, context),
-        *_roofline(plan, device, context),
-    ]
+    return [*_token(plan, case), *_pool(plan, case), *_sequences(plan, case), *_roofline(plan, device)]
 
 
 def _token(plan: Plan, case: Case) -> Iterator[str]:
@@ -59,13 +53,15 @@ def _pool(plan: Plan, case: Case) -> Iterator[str]:
     wider = "" if padded == kv.bytes_per_token else " (the widest table's, for each table)"
     yield f"a block: {kv.block_size_tokens} tokens · {padded:,}{wider} = {kv.bytes_per_block:,}"
     groups = ", ".join(f"{group.name} {group.elements:,}" for group in case.shape.weights)
-    stored = f"{plan.weights_format} = {memory.weights_bytes:,}"
-    yield f"weights: {case.shape.parameters:,} parameters ({groups}) in {stored}"
+    share = "" if plan.device_count == 1 else ", of which this device's share (what is split, and its copies) takes"
+    stored = f"in {plan.weights_format}{share} = {memory.weights_bytes:,}"
+    yield f"weights: {case.shape.parameters:,} parameters ({groups}) {stored}"
     yield (
-        f"activations: a step of {STEP_TOKEN_BUDGET} tokens and {case.batch_cap} rows of {local.vocab_size:,} logits "
-        f"= {memory.activations_bytes:,}, of which block tables {kv.tables_bytes:,}"
+        f"activations: the fullest moment of a step of {STEP_TOKEN_BUDGET} tokens that samples {case.batch_cap} rows "
+        f"of {local.vocab_size:,} logits = {memory.activations_bytes:,}; "
+        f"block tables of a full batch are {kv.tables_bytes:,}"
     )
-    least = memory.device_bytes // RESERVE_PARTS
+    least = reserve_bytes(memory.device_bytes)
     yield (
         f"blocks: ({memory.device_bytes:,} device − {memory.weights_bytes:,} weights − {memory.activations_bytes:,} "
         f"activations − {memory.overhead_bytes:,} overhead − {least:,} reserve) ÷ {kv.bytes_per_block:,} "
@@ -74,19 +70,24 @@ def _pool(plan: Plan, case: Case) -> Iterator[str]:
     yield f"capacity: {kv.num_blocks:,} · {kv.block_size_tokens} = {kv.capacity_tokens:,} tokens"
 
 
-def _sequences(plan: Plan, case: Case, context_tokens: int) -> Iterator[str]:
-    layout = case.budget(context_tokens).layout
+def _sequences(plan: Plan, case: Case) -> Iterator[str]:
+    context = plan.max_context_tokens
+    layout, expected = case.budget(context).layout, case.expected_tokens(context)
     blocks = plan.kv.num_blocks * plan.kv.block_tables
     step = f" − {layout.step_blocks} that a step's new tokens may need" if layout.step_blocks else ""
-    for tokens, what in ((context_tokens, "full"), (case.expected_tokens(context_tokens), "expected")):
-        each = layout.sequence_blocks(tokens)
-        yield (
-            f"sequences of the {what} {tokens} tokens: ({blocks:,} blocks{step}) ÷ {each} "
-            f"= {layout.sequences(blocks, tokens):,} of {each * layout.block_bytes:,} bytes each"
-        )
+    each = layout.sequence_blocks(context)
+    yield (
+        f"sequences of the full {context} tokens: ({blocks:,} blocks{step}) ÷ {each} = {plan.max_concurrency:,} "
+        f"of {each * layout.block_bytes:,} bytes each, rounded down"
+    )
+    half = layout.expected_half_tokens(expected)
+    yield (
+        f"sequences of the expected {expected} tokens: ({blocks:,} blocks{step}) ÷ {half / 2 / layout.block_size:g}, "
+        f"with half of each last block empty = {layout.expected_sequences(blocks, expected):,}, rounded down"
+    )
 
 
-def _roofline(plan: Plan, device: Device, context_tokens: int) -> Iterator[str]:
+def _roofline(plan: Plan, device: Device) -> Iterator[str]:
     """What reading costs: a decode step reads all weights and all live KV once, whatever the kernels."""
     if device.bandwidth_bytes_per_s is None:
         return

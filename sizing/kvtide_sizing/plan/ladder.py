@@ -10,12 +10,13 @@ from kvtide_sizing.devices.device import Device
 from kvtide_sizing.errors import UnsupportedPolicy
 from kvtide_sizing.formats import Precision
 from kvtide_sizing.memory.sharding import with_kv_heads
+from kvtide_sizing.plan.candidates import fewer_kv_heads
 from kvtide_sizing.plan.case import Case
-from kvtide_sizing.plan.planner import choose_case, context_of
+from kvtide_sizing.plan.planner import choose_case
+from kvtide_sizing.plan.record import Plan
 from kvtide_sizing.plan.workload import Policy, Workload
 from kvtide_sizing.shape import ModelShape
 
-_USUAL_KV_HEADS = 8
 _SMALLER = (Precision.INT8, Precision.K8V4, Precision.INT4)
 
 
@@ -47,31 +48,34 @@ class Rung:
         }
 
 
-def ladder(shape: ModelShape, device: Device, workload: Workload, policy: Policy) -> list[Rung]:
+def ladder(plan: Plan, shape: ModelShape, device: Device, workload: Workload, policy: Policy) -> list[Rung]:
     """Contiguous allocation, which gives each sequence its longest context at once; paging; then fewer KV heads, where
     the model has more than eight (or as many as the policy asks for); then INT8, K8V4 and INT4 on top.
 
-    Raises as `plan`.
+    plan: of the same arguments; every rung has its context. A rung that saves nothing is left out.
     """
-    first = choose_case(shape, device, workload, replace(policy, precision=Precision.BF16.value, kv_heads="Native"))
-    context = context_of(first, workload)
+    context = plan.max_context_tokens
+    bf16 = replace(policy, precision=Precision.BF16.value, kv_heads="Native")
+    first = choose_case(shape, device, workload, bf16)
     whole = context * first.bytes_per_token
-    contiguous = _rung("contiguous BF16", first, context, per_sequence=whole, whole=whole)
-    paged = [_rung(name, case, context, _paged_bytes(case, context), whole) for name, case in _paged(first, policy)]
-    return [contiguous, *paged]
+    rungs = [_rung("contiguous BF16", first, context, per_sequence=whole, whole=whole)]
+    for name, case in _paged(first, shape, policy):
+        rung = _rung(name, case, context, _paged_bytes(case, context), whole)
+        if rung.bytes_per_token < rungs[-1].bytes_per_token or case is first:
+            rungs.append(rung)
+    return rungs
 
 
-def _paged(first: Case, policy: Policy) -> Iterator[tuple[str, Case]]:
+def _paged(first: Case, native: ModelShape, policy: Policy) -> Iterator[tuple[str, Case]]:
     yield f"paged BF16, blocks of {first.block_size}", first
-    heads = policy.kv_heads if isinstance(policy.kv_heads, int) else min(_USUAL_KV_HEADS, first.shape.kv_heads)
-    case = first
-    if heads != first.shape.kv_heads:
+    heads, case = fewer_kv_heads(native, policy), first
+    if heads is not None:
         try:
-            case = replace(first, shape=with_kv_heads(first.shape, heads))
+            case = replace(first, shape=with_kv_heads(native, heads, trained=heads in policy.variants))
         except UnsupportedPolicy:  # its query heads cannot be shared so: the ladder goes on without
             pass
         else:
-            yield f"+ {heads} KV heads of {first.shape.kv_heads}", case
+            yield f"+ {heads} KV heads of {native.kv_heads}", case
     for precision in _SMALLER:
         yield f"+ {precision}", replace(case, precision=precision)
 

@@ -60,31 +60,37 @@ def plan(shape: ModelShape, device: Device, workload: Workload, policy: Policy) 
 
 
 def choose_case(shape: ModelShape, device: Device, workload: Workload, policy: Policy) -> Case:
-    """The first candidate that holds what is wanted; where none does, the one that holds most."""
+    """The first candidate that holds what is wanted; where none does, the one that comes nearest."""
     cases = list(_cases(shape, device, workload, policy))
     wanted = workload.target_concurrency or 1
     held = [_held(case, workload) for case in cases]
-    reaching = (case for case, sequences in zip(cases, held, strict=True) if sequences >= wanted)
-    return next(reaching, cases[held.index(max(held))] if any(held) else cases[-1])
+    reaching = (case for case, (sequences, _) in zip(cases, held, strict=True) if sequences >= wanted)
+    nearest = cases[held.index(max(held))]
+    if not nearest.max_concurrency(context_of(nearest, workload)):
+        nearest = min(cases, key=lambda case: case.required_bytes(context_of(case, workload)))
+    return next(reaching, nearest)
 
 
-def _held(case: Case, workload: Workload) -> int:
-    """Sequences at the wanted context; of the expected length where no context is wanted."""
+def _held(case: Case, workload: Workload) -> tuple[int, int]:
+    """Sequences of the wanted context, or of the expected length where none is wanted; and tokens of the pool."""
     context = context_of(case, workload)
+    tokens = case.num_blocks(context) * case.block_size
     if workload.max_context_tokens is not None:
-        return case.max_concurrency(context)
-    return case.held(context)
+        return case.max_concurrency(context), tokens
+    expected = min(workload.mean_sequence_tokens, case.shape.max_context_tokens)
+    # A context that is cut below the expected sequence holds none of them.
+    return (case.held(context) if context >= expected else 0), tokens
 
 
 def _cases(shape: ModelShape, device: Device, workload: Workload, policy: Policy) -> Iterator[Case]:
-    """All that may be chosen, each one that takes fewer bytes than all before it, in the order of preference."""
+    """All that may be chosen, in the order of preference; each one's blocks take less than those of all before it."""
     _check_served(shape, device, policy)
     allowed_precisions, allowed_heads = precisions(policy, device), kv_heads(shape, policy)
     block_size = choose_block_size(shape, workload, policy)
     least: int | None = None
     for heads, precision in candidates(allowed_heads, allowed_precisions, workload.profile):
         case = Case(
-            shape=with_kv_heads(shape, heads),
+            shape=with_kv_heads(shape, heads, trained=heads in policy.variants),
             device=device,
             precision=precision,
             block_size=block_size,
@@ -92,8 +98,8 @@ def _cases(shape: ModelShape, device: Device, workload: Workload, policy: Policy
             sequence_tokens=workload.mean_sequence_tokens,
             weights=_weights(shape, policy),
         )
-        if least is None or case.bytes_per_token < least:
-            least = case.bytes_per_token
+        if least is None or case.block_bytes < least:
+            least = case.block_bytes
             yield case
 
 
@@ -114,6 +120,8 @@ def _weights(shape: ModelShape, policy: Policy) -> WeightFormat:
     except ValueError:
         known = ", ".join(stored.value for stored in WeightFormat)
         raise UnsupportedPrecision(f"'{policy.weights}' is no format of weights; write {known}, or Auto") from None
+    if weights is WeightFormat.MXFP4 and not shape.has_experts:
+        raise UnsupportedPrecision(f"weights MXFP4 are of experts, which {shape.name} has not; write INT4")
     if policy.served_only and weights not in served.WEIGHT_FORMATS:
         raise UnsupportedPrecision(f"weights {weights} are not served by this release; write BF16")
     return weights

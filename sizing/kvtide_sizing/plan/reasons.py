@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from kvtide_sizing.devices.device import DeviceKind
 from kvtide_sizing.formats import Precision
+from kvtide_sizing.memory.budget import STEP_TOKEN_BUDGET
 from kvtide_sizing.memory.weights import WeightFormat, copied_bytes, kv_heads_per_device
 from kvtide_sizing.plan.block_size import tail_waste
 from kvtide_sizing.plan.candidates import LOSS_BOUND_PERCENT
 from kvtide_sizing.plan.case import Case
 from kvtide_sizing.plan.record import Alternative, Plan
+from kvtide_sizing.plan.unserved import unserved
 from kvtide_sizing.plan.workload import Policy, Profile, Workload
 from kvtide_sizing.quantity import format_bytes
 from kvtide_sizing.shape import ModelShape
@@ -44,11 +46,12 @@ def holds(concurrency: int, context_tokens: int) -> str:
 
 
 def next_smaller(plan: Plan) -> Alternative | None:
-    """The best precision of those that take fewer bytes than the plan's; None where there is none."""
+    """The best precision of those whose pool holds more tokens than the plan's; None where there is none."""
     names = [f"precision {precision}" for precision in LOSS_BOUND_PERCENT]
-    smaller = [other for other in plan.alternatives if other.choice in names]
-    smaller = [other for other in smaller if other.bytes_per_token < plan.kv.bytes_per_token]
-    return min(smaller, key=lambda other: names.index(other.choice), default=None)
+    more = (other for other in plan.alternatives if other.capacity_tokens > plan.kv.capacity_tokens)
+    return min(
+        (other for other in more if other.choice in names), key=lambda other: names.index(other.choice), default=None
+    )
 
 
 def _why_precision(plan: Plan, policy: Policy) -> str:
@@ -106,10 +109,14 @@ def _why_context(plan: Plan, native: ModelShape) -> str:
 
 def _how_devices_share(plan: Plan, case: Case) -> str:
     heads = plan.attention.kv_heads
-    each = kv_heads_per_device(heads, plan.device_count)
-    text = f"all bytes are those of each; it has {each} of {heads} KV heads"
-    if each * plan.device_count > heads:
-        text += ", some of them copies"
+    text = "all bytes are those of each; "
+    if any(layer.is_latent for layer in case.shape.layers):
+        text += "each has the whole latent"
+    else:
+        each = kv_heads_per_device(heads, plan.device_count)
+        copies = plan.device_count // heads
+        text += f"it has {each} of {heads} KV heads"
+        text += f", each of which is there {copies} times" if copies > 1 else ""
     copied = copied_bytes(case.shape, case.weights, plan.device_count)
     return f"{text}, and {format_bytes(copied)} of weights are there more than once"
 
@@ -117,28 +124,29 @@ def _how_devices_share(plan: Plan, case: Case) -> str:
 def _why_batch_limit(plan: Plan, case: Case) -> str:
     expected = case.expected_tokens(plan.max_context_tokens)
     held = case.held(plan.max_context_tokens)
-    text = f"{plan.kv.num_blocks} blocks hold {held} sequences of the expected {expected} tokens"
+    text = (
+        f"{plan.kv.num_blocks} blocks hold {held} sequences of the expected {expected} tokens, with half of each last "
+        f"block empty"
+    )
     if held > plan.batch_limit:
-        return f"{text}, but a step runs no more than {plan.batch_limit}: beyond them it only gets slower"
+        return f"{text}, but a step runs no more than {plan.batch_limit}"
     return text
 
 
 def warnings(plan: Plan, case: Case, native: ModelShape, workload: Workload, policy: Policy) -> Iterator[str]:
     """What is estimated, cut, not served, or less than was wished for."""
-    if native.unserved is not None:
-        yield native.unserved
+    yield from unserved(case, native)
     yield from _not_reached(plan, case, workload)
     if workload.mean_sequence_tokens > plan.max_context_tokens:
         yield (
             f"the expected sequence of {workload.mean_sequence_tokens} tokens is longer than maxContextTokens "
             f"{plan.max_context_tokens}; counted as {plan.max_context_tokens}"
         )
-    asked = policy.precision not in ("Auto", Precision.MIXED)
-    loss = LOSS_BOUND_PERCENT.get(Precision(plan.kv.precision), 0.0)
-    if asked and loss > policy.max_quality_loss_percent:
+    loss = LOSS_BOUND_PERCENT[case.precision]
+    if loss > policy.max_quality_loss_percent:
         yield (
-            f"{plan.kv.precision} may cost up to {loss:g} % in perplexity, more than maxQualityLossPercent "
-            f"{policy.max_quality_loss_percent:g}, which bounds only what Auto chooses"
+            f"{case.precision} was asked for, and may cost up to {loss:g} % in perplexity: more than "
+            f"maxQualityLossPercent {policy.max_quality_loss_percent:g}, which bounds what Auto chooses"
         )
     memory = plan.memory
     overhead = "measured" if plan.overhead_measured else "an estimate from above"
@@ -153,10 +161,14 @@ def _not_reached(plan: Plan, case: Case, workload: Workload) -> Iterator[str]:
     """Wanted is the full context where one was asked for, else the expected length."""
     target, context = workload.target_concurrency, plan.max_context_tokens
     expected = case.expected_tokens(context)
-    tokens, held = (
-        (expected, plan.batch_limit) if workload.max_context_tokens is None else (context, plan.max_concurrency)
-    )
+    if workload.max_context_tokens is None:
+        tokens, held = expected, plan.batch_limit
+    else:
+        tokens, held = context, min(plan.max_concurrency, case.batch_cap)
     if target is None or target <= held:
+        return
+    if held == case.batch_cap:
+        yield f"targetConcurrency {target} is not reached: a step has {STEP_TOKEN_BUDGET} tokens, one of each sequence"
         return
     needed = case.budget(context).blocks_for(target, tokens) * plan.kv.block_size_tokens
     yield (

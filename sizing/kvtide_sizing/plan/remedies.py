@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from kvtide_sizing import served
 from kvtide_sizing.devices.device import DeviceKind, builtin_gpus
 from kvtide_sizing.errors import DoesNotFit, UnsupportedPolicy
 from kvtide_sizing.memory.budget import reserve_bytes
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.plan.candidates import LOSS_BOUND_PERCENT
 from kvtide_sizing.plan.case import Case
 from kvtide_sizing.plan.workload import BLOCK_SIZES, Policy
 from kvtide_sizing.quantity import GIB, MIB, format_bytes
 
 _MOST = 3
-_MOST_DEVICES = 8
+_MOST_DEVICES = 16
 
 
 def does_not_fit(case: Case, context_tokens: int, policy: Policy) -> DoesNotFit:
@@ -29,13 +29,14 @@ def does_not_fit(case: Case, context_tokens: int, policy: Policy) -> DoesNotFit:
         loading = f", at the peak of loading {format_bytes(taken.load_bytes)} beside weights and overhead"
     changes = tuple(islice(_changes(case, context_tokens, policy), _MOST))
     kv_bytes = blocks * taken.block_bytes
+    more = format_bytes(needed - device.memory_bytes)
     each = f" on each of {device.count} devices" if device.count > 1 else ""
     return DoesNotFit(
         f"{case.shape.name} needs {format_bytes(needed)}{each} for one sequence of {context_tokens} tokens "
         f"in {case.precision} (weights {format_bytes(taken.weights_bytes)}, KV {format_bytes(kv_bytes)}, "
         f"activations {format_bytes(taken.activations_bytes)}, overhead {format_bytes(taken.overhead_bytes)}, "
         f"reserve {format_bytes(reserve_bytes(needed))}{loading}) "
-        f"but the device has {format_bytes(device.memory_bytes)}; it fits {', or '.join(changes)}",
+        f"but the device has {format_bytes(device.memory_bytes)}, {more} less; it fits {', or '.join(changes)}",
         needed_bytes=needed,
         device_bytes=device.memory_bytes,
         changes=changes,
@@ -53,15 +54,24 @@ def _keeping_the_device(case: Case, context_tokens: int, policy: Policy) -> Iter
     smallest = replace(case, block_size=BLOCK_SIZES[0])
     if case.block_size > BLOCK_SIZES[0] and smallest.max_concurrency(context_tokens):
         yield f"with kvCache.blockSizeTokens {BLOCK_SIZES[0]}"
-    for precision in LOSS_BOUND_PERCENT:
-        other = replace(case, precision=precision)
-        allowed = not policy.served_only or precision in served.PRECISIONS
-        if allowed and other.bytes_per_token < case.bytes_per_token and other.max_concurrency(context_tokens):
-            yield f"with kvCache.precision {precision}"
-            break
+    if not policy.served_only:
+        yield from _with_another_format(case, context_tokens)
     longest = case.longest_context
     if longest:
         yield f"with maxContextTokens {longest}"
+
+
+def _with_another_format(case: Case, context_tokens: int) -> Iterator[str]:
+    smaller = (replace(case, precision=precision) for precision in LOSS_BOUND_PERCENT)
+    fitting = (other for other in smaller if other.block_bytes < case.block_bytes)
+    found = next((other for other in fitting if other.max_concurrency(context_tokens)), None)
+    if found is not None:
+        yield f"with kvCache.precision {found.precision}"
+        return
+    for weights in (WeightFormat.INT8, WeightFormat.INT4):
+        if case.weights is WeightFormat.BF16 and replace(case, weights=weights).max_concurrency(context_tokens):
+            yield f"with weights in {weights}"
+            return
 
 
 def _with_another_device(case: Case, context_tokens: int, policy: Policy) -> Iterator[str]:
@@ -70,15 +80,26 @@ def _with_another_device(case: Case, context_tokens: int, policy: Policy) -> Ite
     if count is not None:
         yield f"with device.count {count}"
     yield f"with device.memory {_memory(device.kind, needed)}"
-    big_enough = [(gpu.memory_bytes, name) for name, gpu in builtin_gpus().items() if gpu.memory_bytes >= needed]
-    if device.kind is DeviceKind.GPU and big_enough:
-        yield f"on the device {min(big_enough)[1]}"
+    if device.kind is DeviceKind.GPU:
+        yield from _on_another_gpu(case, context_tokens, needed, policy)
     longest, offered = case.longest_context, {_memory(device.kind, needed)}
     for context in (context_tokens // 2, context_tokens // 4):
         memory = _memory(device.kind, case.required_bytes(context)) if context >= case.block_size else ""
         if memory and longest < context and memory not in offered:
             offered.add(memory)
             yield f"with device.memory {memory} at maxContextTokens {context}"
+
+
+def _on_another_gpu(case: Case, context_tokens: int, needed: int, policy: Policy) -> Iterator[str]:
+    """The smallest that is large enough, or as few as there can be of the largest."""
+    big_enough = [(gpu.memory_bytes, name) for name, gpu in builtin_gpus().items() if gpu.memory_bytes >= needed]
+    if big_enough:
+        yield f"on the device {min(big_enough)[1]}"
+        return
+    largest = max(builtin_gpus().values(), key=lambda gpu: gpu.memory_bytes)
+    count = None if policy.served_only else _enough_devices(replace(case, device=largest), context_tokens)
+    if count is not None:
+        yield f"on the device {largest.name} with device.count {count}"
 
 
 def _enough_devices(case: Case, context_tokens: int) -> int | None:

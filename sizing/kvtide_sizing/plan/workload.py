@@ -94,5 +94,7 @@ class Policy:
             raise InvalidWorkload(f"kvHeads '{self.kv_heads}': write Native, Auto or a number")
         if isinstance(self.kv_heads, int) and self.kv_heads < 1:
             raise InvalidWorkload(f"kvHeads {self.kv_heads}: write 1 or more, Native or Auto")
-        if self.max_quality_loss_percent < 0:
+        if any(heads < 1 for heads in self.variants):
+            raise InvalidWorkload(f"variants of {min(self.variants)} KV heads: write 1 or more for each")
+        if not self.max_quality_loss_percent >= 0:  # nan is neither
             raise InvalidWorkload(f"maxQualityLossPercent {self.max_quality_loss_percent}: write 0 or more")

@@ -73,6 +73,28 @@ def test_explain_prints_the_formula_with_its_numbers() -> None:
     assert "32 KV heads · (128 · 2 + 128 · 2) = 524,288" in " ".join(table.split())
 
 
+def test_a_refusal_is_data_too() -> None:
+    result = kvtide("plan", "--model", "llama-2-70b", "--device", "a100-80gb", "--context", "4096", "-o", "json")
+    error = json.loads(result.stdout)["error"]
+    assert result.returncode == 2
+    assert error["reason"] == "DoesNotFit"
+    assert error["neededBytes"] > error["deviceBytes"] == 80 * 1024**3
+    assert error["message"] in result.stderr
+    assert all(change in error["message"] for change in error["changes"])
+
+
+def test_a_measured_overhead_can_be_given() -> None:
+    data = json.loads(kvtide(*SEED, "--overhead", "700Mi", "-o", "json").stdout)
+    assert data["memory"]["overheadBytes"] == 700 * 1024**2
+    assert data["overheadMeasured"] is True
+
+
+@pytest.mark.parametrize("spelled", ["int8", "INT8", "Int8"])
+def test_names_may_be_spelled_in_any_case(spelled: str) -> None:
+    data = json.loads(kvtide(*SEED, "--precision", spelled, "--profile", "chat", "-o", "json").stdout)
+    assert data["kv"]["precision"] == "INT8"
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -102,7 +124,7 @@ def test_what_is_built_in_can_be_listed(command: str, words: list[str]) -> None:
         (["--model", "smollm2-135m", "--device", "h200", "--count", "2"], 1, ["9 query heads", "1, 3, 9"]),
         (["--model", "llama-2-7b", "--device", "h200", "--profile", "Custom"], 1, ["meanPromptTokens"]),
         (["--model", "llama-2-7b", "--device", "h200", "--block-size", "48"], 1, ["16, 32, 64, 128, 256"]),
-        (["--model", "llama-2-7b", "--device", "h200", "--frobnicate"], 2, ["--frobnicate"]),
+        (["--model", "llama-2-7b", "--device", "h200", "--frobnicate"], 64, ["--frobnicate"]),
     ],
 )
 def test_a_refusal_says_why_and_what_works(arguments: list[str], status: int, words: list[str]) -> None:

@@ -35,7 +35,15 @@ def refusal(
 
 def changed_plan(change: str, model: str, device: Device, context: int, block_size: int | None) -> Plan:
     """The plan with one offered change made."""
-    keys = ("maxContextTokens", "device.memory", "on the device", "blockSizeTokens", "precision", "device.count")
+    keys = (
+        "maxContextTokens",
+        "device.memory",
+        "on the device",
+        "blockSizeTokens",
+        "precision",
+        "weights in",
+        "device.count",
+    )
     found = {key: match[1] for key in keys if (match := re.search(rf"{re.escape(key)} (\S+)", change))}
     assert found, change
     if "on the device" in found:
@@ -51,6 +59,7 @@ def changed_plan(change: str, model: str, device: Device, context: int, block_si
         Policy(
             found.get("precision", "BF16"),
             int(found["blockSizeTokens"]) if "blockSizeTokens" in found else block_size,
+            weights=found.get("weights in", "Auto"),
         ),
     )
 

@@ -1,0 +1,44 @@
+"""What the processes take of a device before they hold a model, and at the peak of loading one.
+
+Estimates from above, rounded up from what was measured; docs/sizing.md says how, on which machine. What a worker
+measures takes their place.
+"""
+
+from __future__ import annotations
+
+from kvtide_sizing.devices.device import Device, DeviceKind
+from kvtide_sizing.quantity import MIB
+from kvtide_sizing.shape import ModelShape
+
+# The engine's private memory beside weights and pool: 320 MiB at rest (torch's CUDA build imported, its CPU kernels
+# used), 364 MiB under load, a step's tensors and oneDNN's generated code among them.
+CPU_ENGINE_BYTES = 400 * MIB
+# The API server without its tokenizer has 59 MiB, 62 under load, and its helper process 6; the rest is for connections.
+CPU_SERVER_BYTES = 96 * MIB
+# A tokenizer takes 0.30 KiB an entry for SmolLM2's 49,152 and 0.63 KiB for Gemma 3's 262,144, with its merges; at the
+# peak of reading it, 0.66 and 0.92 KiB.
+CPU_SERVER_BYTES_PER_VOCAB_ENTRY = 768
+CPU_SERVER_LOAD_BYTES_PER_VOCAB_ENTRY = 256
+# A chunk of a weight in float32 twice, as it is dequantised on the way to its place.
+CPU_LOAD_CHUNK_BYTES = 16 * MIB
+# Not measured: CUDA's context and modules, cuBLAS's workspace, what the allocator rounds up.
+GPU_BYTES = 1536 * MIB
+
+
+def overhead_bytes(shape: ModelShape, device: Device) -> int:
+    """Bytes of one device that neither model nor step take: as measured for this model, or an estimate from above."""
+    if device.measured_overhead_bytes is not None:
+        return device.measured_overhead_bytes
+    if device.kind is DeviceKind.GPU:
+        return GPU_BYTES
+    return CPU_ENGINE_BYTES + CPU_SERVER_BYTES + shape.vocab_size * CPU_SERVER_BYTES_PER_VOCAB_ENTRY
+
+
+def load_bytes(shape: ModelShape, device: Device) -> int:
+    """Bytes that loading takes beside weights and overhead at its peak; the pool is not there yet.
+
+    None of a GPU: weights are dequantised in the host's memory.
+    """
+    if device.kind is DeviceKind.GPU:
+        return 0
+    return CPU_LOAD_CHUNK_BYTES + shape.vocab_size * CPU_SERVER_LOAD_BYTES_PER_VOCAB_ENTRY
