@@ -138,9 +138,7 @@ def _decode_items(
     return torch.tensor(items, dtype=torch.int32), torch.tensor(parts, dtype=torch.int32)
 
 
-def _prefill_items(
-    spans: Sequence[SequenceSpan], needed: Sequence[range], size: int, grid: Grid
-) -> torch.Tensor:
+def _prefill_items(spans: Sequence[SequenceSpan], needed: Sequence[range], size: int, grid: Grid) -> torch.Tensor:
     items = [
         (start, row, span.past_tokens - own.start * size, span.new_tokens, first)
         for row, (start, span, own) in enumerate(zip(_starts(spans), spans, needed, strict=True))

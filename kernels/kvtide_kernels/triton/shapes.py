@@ -28,14 +28,16 @@ class Launch:
 def decode_launch(group: int, key: ArenaShape, value: ArenaShape) -> Launch:
     """The decode kernel's size for query heads in groups of so many.
 
-    16 rows are the least that a tensor core takes. A tile is 64 tokens, so that a block of 16 does not make a loop of
-    small loads (four blocks are then one tile), but 16 KiB at most, so that three stages of K and V fit beside
-    another program even where a processor has only 100 KiB of shared memory.
+    16 rows are the least that a tensor core takes. A tile is of 64 tokens whatever the block is, so that a block of 16
+    does not make a loop of small loads (four blocks are then one tile); of 128 where both sides are packed to 4 bits,
+    as a warp then has the fewest instructions for each byte; and of 16 KiB at most. Of five stages, two are the block
+    table's: a load of it, and one of what it names, are each two tiles ahead.
     """
     width = padded(key.head_dim)
     rows = 16 if group <= 16 or width > 128 else min(padded(group), 64)
-    widest = max(key.bits, value.bits) * width // 8
-    return Launch(rows=rows, tile=max(16, min(64, 16384 // widest)), warps=4, stages=3)
+    widest = max(key.bits, value.bits)
+    tokens = 128 if widest == 4 and rows == 16 else 64
+    return Launch(rows=rows, tile=max(16, min(tokens, 16384 * 8 // (widest * width))), warps=4, stages=5)
 
 
 @dataclass(frozen=True)

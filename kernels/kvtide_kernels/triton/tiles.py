@@ -167,7 +167,9 @@ def key_scores(
         scores = tl.dot(q3, _part(words, 3, BITS, MATH), scores)
     if BITS <= 8:
         OFFSET: tl.constexpr = 1152.0 if BITS == 8 else 128.0
-        scores = (scores - (OFFSET * total)[:, None]) * _load_per_token(pair_head, pair_row, seen, BLOCK * DIM * BITS // 8)[None, :]
+        scores = (scores - (OFFSET * total)[:, None]) * _load_per_token(
+            pair_head, pair_row, seen, BLOCK * DIM * BITS // 8
+        )[None, :]
     if BITS == 4:
         scores += total[:, None] * _load_per_token(pair_head, pair_row, seen, HEAD_BYTES - 2 * BLOCK)[None, :]
     return scores
