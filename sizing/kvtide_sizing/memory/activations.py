@@ -30,6 +30,9 @@ CPU_THREADS = 4
 # are kept.
 _DRAW_BYTES = _FLOAT32 + _FLOAT32 + _INT64 + _FLOAT32 + 1
 
+# Lengths, places and scalars.
+_SMALL_BYTES = 16 << 10
+
 
 @dataclass(frozen=True)
 class _Step:
@@ -102,7 +105,8 @@ def _peak(shape: ModelShape, kind: DeviceKind, layout: KvLayout, step: _Step, th
             wide = step.tokens * (shape.hidden_size * _BF16 + 2 * shape.intermediate_size * (_BF16 + _FLOAT32))
             mlp = max(mlp, wide + threads * _product_bytes(step.tokens, shape.hidden_size))
     lasting = _lasting(shape, kind, layout, step)
-    return max(lasting + max(in_layers, mlp, norm, projecting), logits + shape.vocab_size * _DRAW_BYTES)
+    drawing = logits + shape.vocab_size * _DRAW_BYTES
+    return max(lasting + max(in_layers, mlp, norm, projecting), drawing) + _SMALL_BYTES
 
 
 def _product_bytes(rows: int, inner: int) -> int:

@@ -21,8 +21,11 @@ CPU_SERVER_BYTES_PER_VOCAB_ENTRY = 768
 CPU_SERVER_LOAD_BYTES_PER_VOCAB_ENTRY = 256
 # A chunk of a weight in float32 twice, as it is dequantised on the way to its place.
 CPU_LOAD_CHUNK_BYTES = 16 * MIB
-# Not measured: CUDA's context and modules, cuBLAS's workspace, what the allocator rounds up.
-GPU_BYTES = 1536 * MIB
+# Not measured: CUDA's context and the kernels' code (about 0.5 GiB on today's cards), cuBLAS's workspaces and captured
+# graphs. What the allocator loses between its segments is the reserve's.
+GPU_BYTES = 1024 * MIB
+# Not measured either: the buffers that devices exchange sums through.
+GPU_COLLECTIVES_BYTES = 512 * MIB
 
 
 def overhead_bytes(shape: ModelShape, device: Device) -> int:
@@ -30,7 +33,7 @@ def overhead_bytes(shape: ModelShape, device: Device) -> int:
     if device.measured_overhead_bytes is not None:
         return device.measured_overhead_bytes
     if device.kind is DeviceKind.GPU:
-        return GPU_BYTES
+        return GPU_BYTES + (GPU_COLLECTIVES_BYTES if device.count > 1 else 0)
     return CPU_ENGINE_BYTES + CPU_SERVER_BYTES + shape.vocab_size * CPU_SERVER_BYTES_PER_VOCAB_ENTRY
 
 

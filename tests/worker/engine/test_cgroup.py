@@ -33,9 +33,9 @@ def cgroup(tmp_path: Path, membership: str, files: dict[str, str]) -> Cgroup:
             {
                 "memory.max": str(512 * MIB),
                 "memory.current": str(300 * MIB),
-                "memory.stat": f"anon 1\ninactive_file {MIB}",
+                "memory.stat": f"anon 1\ninactive_file {MIB}\nactive_file {2 * MIB}",
             },
-            MemoryLimit(512 * MIB, 299 * MIB),
+            MemoryLimit(512 * MIB, 297 * MIB),
         ),
         (
             f"0::/{V2_POD}\n",  # the pod's limit is tighter than the container's, and counts its other containers too
@@ -54,9 +54,9 @@ def cgroup(tmp_path: Path, membership: str, files: dict[str, str]) -> Cgroup:
             {
                 "memory/memory.limit_in_bytes": str(256 * MIB),
                 "memory/memory.usage_in_bytes": str(128 * MIB),
-                "memory/memory.stat": f"cache 9\ntotal_inactive_file {28 * MIB}",
+                "memory/memory.stat": f"cache 9\ntotal_inactive_file {28 * MIB}\ntotal_active_file {MIB}",
             },
-            MemoryLimit(256 * MIB, 100 * MIB),
+            MemoryLimit(256 * MIB, 99 * MIB),
         ),
         (
             "4:memory:/\n",  # version 1's "no limit"

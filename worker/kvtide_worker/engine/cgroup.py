@@ -10,7 +10,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A memory limit and what is used of it, in bytes. File pages that the kernel would drop first are not used."""
+    """A memory limit and what is used of it, in bytes. Pages of files are not used: the kernel takes them back before
+    it kills."""
 
     limit_bytes: int
     used_bytes: int
@@ -27,12 +28,13 @@ class Cgroup:
         """The tightest memory limit on this process; None where there is none."""
         limits = []
         for folder in self._folders("memory"):
-            names = ("memory.max", "memory.current", "inactive_file")
+            names, prefix = ("memory.max", "memory.current"), ""
             if not (folder / names[0]).is_file():
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+                names, prefix = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"
             limit, usage = _read_int(folder / names[0]), _read_int(folder / names[1])
             if limit is not None and usage is not None:
-                limits.append(MemoryLimit(limit, max(usage - _read_stat(folder, names[2]), 0)))
+                files = sum(_read_stat(folder, f"{prefix}{part}_file") for part in ("inactive", "active"))
+                limits.append(MemoryLimit(limit, max(usage - files, 0)))
         # Version 1 writes "no limit" as the largest page-aligned 64-bit number.
         bounded = [limit for limit in limits if limit.limit_bytes < 1 << 60]
         return min(bounded, key=lambda limit: limit.limit_bytes, default=None)

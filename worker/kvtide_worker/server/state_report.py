@@ -67,6 +67,7 @@ def state_report(
                 "otherBytes": state.memory.other_bytes,
                 "freeBytes": state.memory.free_bytes,
                 "deviceBytes": state.memory.device_bytes,
+                "peakBytes": state.memory.peak_bytes,
             },
         },
     }
