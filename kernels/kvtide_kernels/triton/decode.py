@@ -120,7 +120,7 @@ def decode_kernel(
         )
 
     total = tl.sum(totals, 1)
-    values = whole_values(v0, v1, v2, v3, shift, M, WIDTH, VALUE_BITS)
+    values = whole_values(v0, v1, v2, v3, tl.sum(shift, 1), M, WIDTH, VALUE_BITS)
     columns = tl.arange(0, WIDTH)
     inside = mask[:, None] & (columns < DIM)[None, :]
     if SPLIT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -93,7 +93,10 @@ def plan_tables(
     for row in found:
         views = [None if one is None else flat[one[0] : one[0] + one[1].numel()].view(one[1]) for one in row]
         slots, tables, decodes, parts, prefills = views
-        assert slots is not None and tables is not None and decodes is not None and prefills is not None
+        assert slots is not None
+        assert tables is not None
+        assert decodes is not None
+        assert prefills is not None
         plans.append(TablePlan(slots, tables, decodes, parts, prefills))
     return tuple(plans)
 
@@ -134,7 +137,7 @@ def _decode_items(
     for start, row, first, end in reaches:
         borders = [first, *range(first // chunk * chunk + chunk, end, chunk), end]
         parts.append((start, len(items), len(borders) - 1))
-        items += [(start, row, begin, stop) for begin, stop in zip(borders, borders[1:], strict=False)]
+        items += [(start, row, begin, stop) for begin, stop in pairwise(borders)]
     return torch.tensor(items, dtype=torch.int32), torch.tensor(parts, dtype=torch.int32)
 
 

@@ -80,9 +80,8 @@ def prefill_kernel(
     rows = rotated_query + token * rotated_stride + head * DIM
     q0, q1, q2, q3, query_sum = load_query(rows, mask, DIM, WIDTH, KEY_BITS, MATH)
     top = tl.full([M], float("-inf"), tl.float32)
-    # Summed over the tile's columns once, behind the loops.
-    totals = tl.zeros([M, TILE], tl.float32)
-    shift = tl.zeros([M, TILE], tl.float32)
+    total = tl.zeros([M], tl.float32)
+    shift = tl.zeros([M], tl.float32)
     v0 = tl.zeros([M, WIDTH * VALUE_BITS // 16], tl.float32)
     v1, v2, v3 = v0, v0, v0
 
@@ -123,15 +122,15 @@ def prefill_kernel(
             looks = looks & (tokens[None, :] > (past + mine - window)[:, None])
         x = tl.where(looks, logits(scores, scale, cap, CAPPED), float("-inf"))
         weights, top, shrink = weigh(x, top)
-        totals = totals * shrink[:, None] + weights
-        v0, v1, v2, v3, shift = add_values(
+        total = total * shrink + tl.sum(weights, 1)
+        v0, v1, v2, v3, shifts = add_values(
             weights,
             shrink,
             v0,
             v1,
             v2,
             v3,
-            shift,
+            tl.zeros([M, TILE], tl.float32),
             value_arena + blocks * VALUE_HEAD_BYTES,
             row,
             value_arena + pair_blocks * VALUE_HEAD_BYTES,
@@ -144,6 +143,7 @@ def prefill_kernel(
             VALUE_HEAD_BYTES,
             MATH,
         )
+        shift = shift * shrink + tl.sum(shifts, 1)
 
     values = whole_values(v0, v1, v2, v3, shift, M, WIDTH, VALUE_BITS)
     if VALUE_RUN > 0:
@@ -167,11 +167,11 @@ def prefill_kernel(
             looks = looks & (tokens[None, :] > (mine - window)[:, None])
         x = tl.where(looks, logits(scores, scale, cap, CAPPED), float("-inf"))
         weights, top, shrink = weigh(x, top)
-        totals = totals * shrink[:, None] + weights
-        rows = value + (chunk + tokens) * value_stride + kv_head * DIM
-        fresh = tl.load(rows[:, None] + columns[None, :], mask=there, other=0.0)
+        total = total * shrink + tl.sum(weights, 1)
+        held = value + (chunk + tokens) * value_stride + kv_head * DIM
+        fresh = tl.load(held[:, None] + columns[None, :], mask=there, other=0.0)
         values = tl.dot(operand(weights, 16, MATH), operand(fresh, 16, MATH), values * shrink[:, None])
 
-    values = normalise(values, top, tl.sum(totals, 1), sinks + head, mask, SINKS)
+    values = normalise(values, top, total, sinks + head, mask, SINKS)
     to = out + (token * (KV_HEADS * GROUP) + head) * DIM
     tl.store(to[:, None] + columns[None, :], values.to(out.dtype.element_ty), mask=mask[:, None] & inside)

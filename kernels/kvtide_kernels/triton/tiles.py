@@ -23,9 +23,8 @@ import triton.language as tl
 
 def _unpack(shift: int, mask: int, exponent: int, table: int) -> tl.constexpr:
     """PTX for a register of two words: shift, mask, then set (table 0xEA) or flip (0x6A) bits of each."""
-    both = 0x10001
-    asm = f"{{ .reg .b32 t; shr.b32 t, $1, {shift}; lop3.b32 $0, t, {mask * both:#x}, {exponent * both:#x}, {table:#x}; }}"
-    return tl.constexpr(asm)
+    masked, floated = f"{mask * 0x10001:#x}", f"{exponent * 0x10001:#x}"
+    return tl.constexpr(f"{{ .reg .b32 t; shr.b32 t, $1, {shift}; lop3.b32 $0, t, {masked}, {floated}, {table:#x}; }}")
 
 
 INT8_PART_0 = _unpack(0, 0xFF, 0x6480, 0x6A)
@@ -91,10 +90,7 @@ def _load_words(head, row, seen, DIM: tl.constexpr, WIDTH: tl.constexpr, BITS: t
         words = tl.load(where, mask=seen[:, None] & (columns < STORED)[None, :], other=0.0)
     else:
         where = data.to(tl.pointer_type(tl.uint16))[:, None] + columns[None, :]
-        if STORED < WORDS:
-            words = tl.load(where, mask=(columns < STORED)[None, :], other=0)
-        else:
-            words = tl.load(where)
+        words = tl.load(where, mask=(columns < STORED)[None, :], other=0)
     return words
 
 
@@ -221,12 +217,12 @@ def add_values(
 
 @triton.jit
 def whole_values(v0, v1, v2, v3, shift, M: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr):
-    """The sums [M, WIDTH], elements in their order."""
+    """The sums [M, WIDTH], elements in their order; shift [M]."""
     if BITS == 4:
         v0 = tl.join(tl.join(v0, v2), tl.join(v1, v3))
     elif BITS == 8:
         v0 = tl.join(v0, v1)
     values = tl.reshape(v0, (M, WIDTH))
     if BITS <= 8:
-        values += tl.sum(shift, 1)[:, None]
+        values += shift[:, None]
     return values

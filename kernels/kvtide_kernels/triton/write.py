@@ -104,9 +104,9 @@ def write_kernel(
         head -= KV_HEADS
         queries = query + long_token * query_stride + head * DIM
         x = _load_head(queries, token, live, cos, sin, DIM, WIDTH, ROPE)
-        at = ((long_token * QUERY_HEADS + head) * DIM)[:, None] + columns[None, :]
+        to = ((long_token * QUERY_HEADS + head) * DIM)[:, None] + columns[None, :]
         if TURN_QUERY:
-            tl.store(turned_query + at, x.to(turned_query.dtype.element_ty), mask=mask)
+            tl.store(turned_query + to, x.to(turned_query.dtype.element_ty), mask=mask)
         if KEY_RUN > 0:
             x = hadamard(x, ROWS, WIDTH, KEY_RUN)
-            tl.store(rotated_query + at, x.to(rotated_query.dtype.element_ty), mask=mask)
+            tl.store(rotated_query + to, x.to(rotated_query.dtype.element_ty), mask=mask)

@@ -1,0 +1,112 @@
+"""Every kernel as it is launched, for a compiler: arguments' types, constants, warps and stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvtide_kernels.triton.arena import ArenaShape
+from kvtide_kernels.triton.decode import decode_kernel, reduce_kernel
+from kvtide_kernels.triton.moves import copy_kernel, reencode_kernel
+from kvtide_kernels.triton.prefill import prefill_kernel
+from kvtide_kernels.triton.shapes import decode_launch, padded, prefill_launch
+from kvtide_kernels.triton.write import write_kernel
+from kvtide_sizing.formats import BF16, INT8, LayerFormat
+
+KV_HEADS = 8
+
+# What an argument points to; the rest are int32, or float32 for scores.
+_POINTERS = {
+    "*u8": ("key_arena", "value_arena", "old", "new"),
+    "*i32": ("tables", "items", "parts", "slots", "pairs", "storage"),
+    "*fp32": ("part_values", "part_tops", "part_totals"),
+}
+_TYPES = {name: kind for kind, names in _POINTERS.items() for name in names} | {"scale": "fp32", "cap": "fp32"}
+_INTEGERS = ("tokens", "window", "first_block")
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """One kernel with its constants. tile, data_bytes, tile_bytes: tokens of a KV tile, and what it takes of them."""
+
+    name: str
+    kernel: Any
+    constants: dict[str, Any]
+    warps: int
+    stages: int = 3
+    tile: int = 0
+    data_bytes: int = 0
+    tile_bytes: int = 0
+    types: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        types = {}
+        for name in self.kernel.arg_names:
+            if name not in self.constants:
+                integer = name in _INTEGERS or name.endswith("_stride")
+                types[name] = "i32" if integer else _TYPES.get(name, "*bf16")
+        object.__setattr__(self, "types", types)
+
+    @property
+    def aligned(self) -> list[str]:
+        """Arguments that are multiples of 16 (bytes, for pointers) in every launch."""
+        return [name for name, kind in self.types.items() if kind[0] == "*" or name.endswith("_stride")]
+
+
+def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, math: str) -> list[Specimen]:
+    """All kernels for a layer of such heads; `reencode` where a format is what BF16 or INT8 can become."""
+    key = ArenaShape(stored.key, KV_HEADS, head_dim, block)
+    value = ArenaShape(stored.value, KV_HEADS, head_dim, block)
+    width = padded(head_dim)
+    sides = {
+        "KEY_BITS": key.bits,
+        "KEY_HEAD_BYTES": key.head_bytes,
+        "VALUE_BITS": value.bits,
+        "VALUE_HEAD_BYTES": value.head_bytes,
+        "VALUE_RUN": value.rotation,
+    }
+    head = {"KV_HEADS": KV_HEADS, "DIM": head_dim, "WIDTH": width, "BLOCK": block}
+    extra = {"CAPPED": False, "SINKS": False}
+    decode, prefill = decode_launch(group, key, value), prefill_launch(group, key, value)
+    data = decode.tile * (key.data_bytes + value.data_bytes)
+    whole = decode.tile * (key.head_bytes + value.head_bytes) // block
+    found = [
+        Specimen(
+            f"decode{'-split' if split else ''}",
+            decode_kernel,
+            head
+            | sides
+            | extra
+            | {"GROUP": group, "M": decode.rows, "TILE": decode.tile, "SPLIT": split, "MATH": math},
+            decode.warps,
+            decode.stages,
+            decode.tile,
+            data,
+            whole,
+        )
+        for split in (True, False)
+    ]
+    found.append(
+        Specimen(
+            "prefill",
+            prefill_kernel,
+            head
+            | sides
+            | extra
+            | {"GROUP": group, "HEADS": prefill.heads, "M": prefill.launch.rows, "TILE": prefill.launch.tile}
+            | {"WINDOWED": False, "MATH": math},
+            prefill.launch.warps,
+            prefill.launch.stages,
+        )
+    )
+    turned = {"QUERY_HEADS": group * KV_HEADS, "ROWS": 1, "ROPE": True, "TURN_QUERY": True, "TURN_KEY": True}
+    found.append(Specimen("write", write_kernel, head | sides | turned | {"KEY_RUN": key.rotation}, 1))
+    merged = {"HEADS": group * KV_HEADS, "DIM": head_dim, "WIDTH": width, "PARTS": 16, "VALUE_RUN": value.rotation}
+    found.append(Specimen("reduce", reduce_kernel, merged | {"SINKS": False}, 4))
+    found.append(Specimen("copy", copy_kernel, {"BLOCK_WORDS": key.block_bytes // 4, "STEP": 1024}, 4))
+    if stored.value != BF16:
+        old = ArenaShape(BF16 if stored.value == INT8 else INT8, KV_HEADS, head_dim, block)
+        moved = {"OLD_BITS": old.bits, "OLD_HEAD_BYTES": old.head_bytes, "BITS": value.bits, "ROWS": 16}
+        moved |= {"HEAD_BYTES": value.head_bytes, "RUN": value.rotation}
+        found.append(Specimen("reencode", reencode_kernel, head | moved, 4))
+    return found
