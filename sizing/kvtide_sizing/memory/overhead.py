@@ -16,9 +16,9 @@ CPU_ENGINE_BYTES = 400 * MIB
 # The API server without its tokenizer has 59 MiB, 62 under load, and its helper process 6; the rest is for connections.
 CPU_SERVER_BYTES = 96 * MIB
 # A tokenizer takes 0.30 KiB an entry for SmolLM2's 49,152 and 0.63 KiB for Gemma 3's 262,144, with its merges; at the
-# peak of reading it, 0.66 and 0.92 KiB.
+# peak of reading it, 0.72 and 1.13 KiB.
 CPU_SERVER_BYTES_PER_VOCAB_ENTRY = 768
-CPU_SERVER_LOAD_BYTES_PER_VOCAB_ENTRY = 256
+CPU_SERVER_LOAD_BYTES_PER_VOCAB_ENTRY = 512
 # A chunk of a weight in float32 twice, as it is dequantised on the way to its place.
 CPU_LOAD_CHUNK_BYTES = 16 * MIB
 # Not measured: CUDA's context and the kernels' code (about 0.5 GiB on today's cards), cuBLAS's workspaces and captured

@@ -48,7 +48,7 @@ def test_the_servers_packages_stay_within_its_part() -> None:
 def test_a_larger_vocabulary_takes_more_of_the_server() -> None:
     small, large = catalog.builtin("llama-2-7b"), catalog.builtin("llama-3.1-8b")
     assert overhead_bytes(large, CPU) - overhead_bytes(small, CPU) == (128_256 - 32_000) * 768
-    assert load_bytes(large, CPU) - load_bytes(small, CPU) == (128_256 - 32_000) * 256
+    assert load_bytes(large, CPU) - load_bytes(small, CPU) == (128_256 - 32_000) * 512
 
 
 def test_what_was_measured_takes_the_estimates_place() -> None:
