@@ -57,9 +57,9 @@ def run_engine(config: EngineConfig, command_endpoint: str, event_endpoint: str)
     # Read when torch loads OpenMP. Threads that spin between two operations starve each other as soon as the cores are
     # shared: measured with 10 processes on 2 cores, a step took 16 times longer than with threads that sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Read when torch loads oneDNN, which keeps the code it generates for each shape of a matrix product, 0.36 MiB, in two
-    # caches of 1024. A step has any number of rows up to its budget: measured with SmolLM2's products, 730 MiB after
-    # one pass over all of them, and 15 MiB with these, in the same time.
+    # Read when torch loads oneDNN, which keeps the code that it generates for each shape of a product in two caches of
+    # 1024, and a step has any number of rows up to its budget. Measured with SmolLM2's products in every such shape:
+    # 730 MiB are kept, and 20 with these, in the same time.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "32")
     # Read when torch loads its profiler, which measures a step: it writes about itself to standard error otherwise.
