@@ -139,16 +139,6 @@ class ModelShape:
         """Elements of one key, of the widest layer."""
         return max(layer.head_dim for layer in self.layer_kinds)
 
-    @property
-    def embedding_elements(self) -> int:
-        """Elements of the embedding, and of the head that is tied to it or not."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def largest_projection_elements(self) -> int:
-        """Elements of the largest single weight of a layer."""
-        return self.hidden_size * max(self.intermediate_size, self.query_heads * self.head_dim)
-
     def to_json(self) -> dict[str, Any]:
         """The shape as JSON values. Each kind of layer is written once, and layers name their kinds in runs ("0x5 1"),
         so that a hundred layers with alternating windows fit a pod's termination message (4096 bytes)."""

@@ -77,7 +77,5 @@ def test_mixed_of_a_few_layers_is_bf16(layers: int) -> None:
 
 
 def test_an_unknown_precision_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        UnsupportedPrecision, match="'int8' is no KV precision; write BF16, FP8, INT8, Mixed"
-    ):
+    with pytest.raises(UnsupportedPrecision, match="'int8' is no KV precision; write BF16, FP8, INT8, Mixed"):
         precision_named("int8")

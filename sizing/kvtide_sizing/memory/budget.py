@@ -13,9 +13,9 @@ from kvtide_sizing.devices.device import Device, DeviceKind
 from kvtide_sizing.formats import Precision
 from kvtide_sizing.memory.activations import step_bytes
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
+from kvtide_sizing.memory.overhead import load_bytes, overhead_bytes
 from kvtide_sizing.memory.sharding import shard
-from kvtide_sizing.memory.weights import BF16_BYTES, WeightFormat, weights_bytes
-from kvtide_sizing.quantity import KIB, MIB
+from kvtide_sizing.memory.weights import WeightFormat, weights_bytes
 from kvtide_sizing.shape import ModelShape
 
 # Tokens that one step of the engine computes at most, prefill and decode together.
@@ -30,23 +30,6 @@ TABLE_ENTRY_BYTES = 4
 
 # One part in so many is kept for what allocators lose between allocations and what the kernel keeps for a process.
 RESERVE_PARTS = 25
-
-# Measured, then rounded up; docs/sizing.md says how. The engine's private memory is 310 MiB with torch's CUDA build
-# imported and its CPU kernels used, and up to 90 MiB of heap that loading left behind.
-CPU_ENGINE_OVERHEAD = 400 * MIB
-# FastAPI, uvicorn and ZeroMQ are 40 MiB, the hot part of their code 20, the rest is for connections; a tokenizer's
-# entry takes 0.85 KiB with its merges, and up to 4 KiB while its file is read.
-CPU_SERVER_OVERHEAD = 96 * MIB
-CPU_SERVER_OVERHEAD_PER_VOCAB_ENTRY = 1 * KIB
-CPU_SERVER_LOAD_PER_VOCAB_ENTRY = 3 * KIB
-# Not measured: CUDA's context and the kernels' code (about 0.5 GiB on today's cards), cuBLAS's workspaces and captured
-# graphs. What the allocator loses between its segments is the reserve's.
-GPU_OVERHEAD = 1024 * MIB
-# Not measured either: the buffers that devices exchange sums through.
-COLLECTIVES_OVERHEAD = 512 * MIB
-
-# Dequantising a tensor holds it in float32 twice and once more in part, while its bfloat16 copy fills.
-DEQUANTISING_BYTES_PER_ELEMENT = 12
 
 
 @dataclass(frozen=True)
@@ -121,28 +104,6 @@ def reserve_bytes(device_bytes: int) -> int:
     return device_bytes // RESERVE_PARTS
 
 
-def overhead_bytes(shape: ModelShape, kind: DeviceKind) -> int:
-    """What the processes take before they hold a model: an estimate from above."""
-    if kind is DeviceKind.GPU:
-        return GPU_OVERHEAD
-    server = CPU_SERVER_OVERHEAD + shape.vocab_size * CPU_SERVER_OVERHEAD_PER_VOCAB_ENTRY
-    return CPU_ENGINE_OVERHEAD + server
-
-
-def load_bytes(shape: ModelShape, kind: DeviceKind) -> int:
-    """What loading takes beside the weights at its peak. The embedding is loaded first, an untied head last."""
-    if kind is DeviceKind.GPU:
-        return 0  # weights are dequantised in the host's memory
-    embedding = shape.embedding_elements
-    last = shape.largest_projection_elements if shape.tied_embeddings else embedding
-    behind_embedding = weights_bytes(shape) - embedding * BF16_BYTES
-    dequantising = max(
-        last * DEQUANTISING_BYTES_PER_ELEMENT,
-        embedding * DEQUANTISING_BYTES_PER_ELEMENT - behind_embedding,
-    )
-    return dequantising + shape.vocab_size * CPU_SERVER_LOAD_PER_VOCAB_ENTRY
-
-
 def budget(
     shape: ModelShape,
     device: Device,
@@ -161,15 +122,12 @@ def budget(
     """
     local = shard(shape, device.count)
     layout = kv_layout(local, precision, block_size, STEP_TOKEN_BUDGET)
-    overhead = device.measured_overhead_bytes
-    if overhead is None:
-        overhead = overhead_bytes(local, device.kind) + (COLLECTIVES_OVERHEAD if device.count > 1 else 0)
     taken = Budget(
         weights_bytes=weights_bytes(shape, weights, device.count),
         activations_bytes=0,
         tables_bytes=0,
-        overhead_bytes=overhead,
-        load_bytes=load_bytes(local, device.kind),
+        overhead_bytes=overhead_bytes(local, device),
+        load_bytes=load_bytes(local, device),
         layout=layout,
     )
     return taken.at_context(local, device.kind, context_tokens, batch)

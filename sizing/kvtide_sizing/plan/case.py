@@ -7,6 +7,7 @@ from functools import cached_property
 
 from kvtide_sizing.devices.device import Device
 from kvtide_sizing.formats import Precision, bytes_per_token
+from kvtide_sizing.memory.activations import step_bytes
 from kvtide_sizing.memory.budget import Budget, budget
 from kvtide_sizing.memory.sharding import shard
 from kvtide_sizing.memory.weights import WeightFormat
@@ -60,6 +61,24 @@ class Case:
             batch=self.batch_cap,
             weights=self.weights,
         )
+
+    def activations_bytes(self, context_tokens: int) -> int:
+        """What a step takes that runs as many sequences as this case's batch limit.
+
+        At most what the budget counts, which is for as many as a step can run: were the pool to grow by the difference,
+        more memory could hold fewer tokens where it makes the limit larger.
+        """
+        limit = self.batch_limit(context_tokens)
+        taken = self._budget_at_no_context.at_context(self._local, self.device.kind, context_tokens, limit)
+        return taken.activations_bytes
+
+    def more_without_bf16_units(self, context_tokens: int) -> int:
+        """What a step takes beside that on a processor that does not multiply bfloat16."""
+        layout, limit = self._budget_at_no_context.layout, self.batch_limit(context_tokens)
+        without = step_bytes(
+            self._local, self.device.kind, layout, context_tokens=context_tokens, batch=limit, bf16_units=False
+        )
+        return without - self.activations_bytes(context_tokens)
 
     def num_blocks(self, context_tokens: int) -> int:
         """Blocks of all layers that the device holds."""

@@ -57,14 +57,15 @@ def _pool(plan: Plan, case: Case) -> Iterator[str]:
     stored = f"in {plan.weights_format}{share} = {memory.weights_bytes:,}"
     yield f"weights: {case.shape.parameters:,} parameters ({groups}) {stored}"
     yield (
-        f"activations: the fullest moment of a step of {STEP_TOKEN_BUDGET} tokens that samples {case.batch_cap} rows "
+        f"activations: the fullest moment of a step of {STEP_TOKEN_BUDGET} tokens that samples {plan.batch_limit} rows "
         f"of {local.vocab_size:,} logits = {memory.activations_bytes:,}; "
         f"block tables of a full batch are {kv.tables_bytes:,}"
     )
     least = reserve_bytes(memory.device_bytes)
+    planned = case.budget(plan.max_context_tokens).activations_bytes
     yield (
-        f"blocks: ({memory.device_bytes:,} device − {memory.weights_bytes:,} weights − {memory.activations_bytes:,} "
-        f"activations − {memory.overhead_bytes:,} overhead − {least:,} reserve) ÷ {kv.bytes_per_block:,} "
+        f"blocks: ({memory.device_bytes:,} device − {memory.weights_bytes:,} weights − {planned:,} activations of "
+        f"{case.batch_cap} rows − {memory.overhead_bytes:,} overhead − {least:,} reserve) ÷ {kv.bytes_per_block:,} "
         f"= {kv.num_blocks:,}, rounded down; the rest is the reserve's"
     )
     yield f"capacity: {kv.num_blocks:,} · {kv.block_size_tokens} = {kv.capacity_tokens:,} tokens"

@@ -166,14 +166,15 @@ def _layer_runs(formats: Sequence[tuple[str, str]]) -> Iterator[LayerRun]:
 
 
 def _memory(case: Case, context_tokens: int) -> MemoryPlan:
-    """The parts, of which the reserve takes what is less than a block."""
+    """The parts, of which the reserve takes what is less than a block, and what fewer sequences leave of a step."""
     taken, device = case.budget(context_tokens), case.device
     pool = taken.num_blocks(device.memory_bytes) * taken.block_bytes
-    used = taken.weights_bytes + taken.activations_bytes + taken.overhead_bytes + pool
+    activations = case.activations_bytes(context_tokens)
+    used = taken.weights_bytes + activations + taken.overhead_bytes + pool
     return MemoryPlan(
         device_bytes=device.memory_bytes,
         weights_bytes=taken.weights_bytes,
-        activations_bytes=taken.activations_bytes,
+        activations_bytes=activations,
         overhead_bytes=taken.overhead_bytes,
         reserve_bytes=device.memory_bytes - used,
         kv_pool_bytes=pool,

@@ -45,7 +45,7 @@ def plan_config_map(uid: str, data: Json) -> Json:
 @pytest.mark.parametrize(
     ("spec", "reason", "words"),
     [
-        ({"device": {"kind": "GPU", "memory": "24Gi"}}, "DoesNotFit", "but the device has 24.0 GiB; it fits"),
+        ({"device": {"kind": "GPU", "memory": "24Gi"}}, "DoesNotFit", "but the device has 24.0 GiB"),
         ({"kvCache": {"precision": "INT8"}}, "NotSupported", "kvCache.precision INT8"),
         ({"kvCache": {"prefixCaching": True}}, "NotSupported", "kvCache.prefixCaching"),
         ({"device": {"memory": "80Gi", "count": 2}}, "NotSupported", "device.count 2"),
@@ -109,8 +109,8 @@ def test_it_counts_with_what_was_measured_as_a_pass_does(make_review: Review) ->
     estimated = [answer(one).allowed for one in asked]
     known = [answer(one, overheads=overheads).allowed for one in asked]
     assert known == sorted(known)
-    # 1.5 GiB of estimate against 300 MiB and 20 of margin: 1216 MiB, in steps of 256
-    assert sum(known) - sum(estimated) in (4, 5)
+    # 1 GiB of estimate against 300 MiB and 20 of margin: 704 MiB, in steps of 256
+    assert sum(known) - sum(estimated) in (2, 3)
 
 
 @pytest.mark.parametrize(

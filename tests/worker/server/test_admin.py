@@ -36,8 +36,9 @@ def test_the_numbers_of_the_state_add_up(server: Server) -> None:
     assert kv["capacityTokens"] == kv["numBlocks"] * kv["blockSizeTokens"]
     predicted, measured = state["memory"]["predicted"], state["memory"]["measured"]
     assert sum(predicted.values()) == 1500 << 20  # what it was started with
-    device = measured.pop("deviceBytes")
+    device, peak = measured.pop("deviceBytes"), measured.pop("peakBytes")
     assert sum(measured.values()) == device
+    assert peak >= measured["weightsBytes"] + measured["kvPoolBytes"]
 
 
 def test_an_idle_engine_still_reports(server: Server) -> None:
