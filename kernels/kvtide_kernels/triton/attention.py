@@ -14,7 +14,7 @@ from kvtide_kernels.triton.arena import Arena
 from kvtide_kernels.triton.decode import decode_kernel, reduce_kernel
 from kvtide_kernels.triton.plan import Grid, TablePlan, plan_tables
 from kvtide_kernels.triton.prefill import prefill_kernel
-from kvtide_kernels.triton.shapes import decode_launch, padded, prefill_launch
+from kvtide_kernels.triton.shapes import PrefillLaunch, decode_launch, padded, prefill_launch
 from kvtide_kernels.triton.write import write_kernel
 from kvtide_sizing.memory.kv import KvLayout
 
@@ -76,6 +76,7 @@ class TritonAttention:
         self.kv_heads, self.head_dim, self.group = kv_heads, head_dim, heads.query // kv_heads
         self.device = layers[0].key.storage.device
         self.math = arithmetic(self.device)
+        self._hopper = self.math == "ptx" and torch.cuda.get_device_capability(self.device)[0] == 9
         self._programs = programs or PROGRAMS_PER_PROCESSOR * _processors(self.device)
 
     def plan(self, spans: Sequence[SequenceSpan]) -> TritonAttentionStep:
@@ -85,13 +86,17 @@ class TritonAttention:
         grid = Grid(
             heads=self.kv_heads * -(-self.group // launch.rows),
             programs=self._programs,
-            prefill_tokens=prefill_launch(self.group, first.key.shape, first.value.shape).tokens,
+            prefill_tokens=self.prefill_size(first).tokens,
         )
         tables = plan_tables(spans, self.layout, grid, self.device)
         parts = max((len(table.decodes) for table in tables if table.parts is not None), default=0) * self.heads.query
         part_values = torch.empty(parts, self.head_dim, dtype=torch.float32, device=self.device)
         part_tops, part_totals = torch.empty(2, parts, dtype=torch.float32, device=self.device)
         return TritonAttentionStep(self, tables, part_values, part_tops, part_totals)
+
+    def prefill_size(self, cache: LayerCache) -> PrefillLaunch:
+        """The prefill kernel's size for a layer on this device."""
+        return prefill_launch(self.group, cache.key.shape, cache.value.shape, hopper=self._hopper)
 
 
 def arithmetic(device: torch.device) -> str:
@@ -186,7 +191,7 @@ class TritonAttentionStep:
                 )
         if len(plan.prefills):
             window = attention.layout.tables[cache.table].window
-            size = prefill_launch(attention.group, cache.key.shape, cache.value.shape)
+            size = attention.prefill_size(cache)
             prefill_kernel[(attention.kv_heads * -(-attention.group // size.heads), len(plan.prefills))](
                 seen,
                 packed_query,

@@ -143,7 +143,7 @@ def rows(targets: list[str], head_dim: int = 128, group: int = 8, block: int = 1
     """(format, what came out) of every kernel; a kernel that no format changes once."""
     for target in targets:
         for name, stored in FORMATS.items():
-            for specimen in specimens(stored, head_dim, group, block, "plain" if target.startswith("gfx") else "ptx"):
+            for specimen in specimens(stored, head_dim, group, block, target):
                 if name == "BF16" or specimen.name != "copy":
                     yield name, compile_for(specimen, target)
 

@@ -36,8 +36,12 @@ def decode_launch(group: int, key: ArenaShape, value: ArenaShape) -> Launch:
     width = padded(key.head_dim)
     rows = 16 if group <= 16 or width > 128 else min(padded(group), 64)
     widest = max(key.bits, value.bits)
+    # Two warps hold what four would spill: the compiler stops at 128 registers for those.
+    mixed = {key.bits, value.bits} == {4, 8} and width <= 128
     tokens = 128 if widest == 4 and rows == 16 else 64
-    return Launch(rows=rows, tile=max(16, min(tokens, 16384 * 8 // (widest * width))), warps=4, stages=5)
+    return Launch(
+        rows=rows, tile=max(16, min(tokens, 16384 * 8 // (widest * width))), warps=2 if mixed else 4, stages=5
+    )
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,14 @@ class PrefillLaunch:
         return self.launch.rows // self.heads
 
 
-def prefill_launch(group: int, key: ArenaShape, value: ArenaShape) -> PrefillLaunch:
-    """The prefill kernel's size. Its rows do not depend on the formats: items are the same for all layers."""
-    wide = padded(key.head_dim) > 128
-    rows = 64 if wide else 128
-    return PrefillLaunch(
-        Launch(rows=rows, tile=32 if wide else 64, warps=4 if wide else 8, stages=2), heads=min(group, 16)
-    )
+def prefill_launch(group: int, key: ArenaShape, value: ArenaShape, *, hopper: bool) -> PrefillLaunch:
+    """The prefill kernel's size. Its rows do not depend on the formats: items are the same for all layers.
+
+    hopper: a device whose tensor cores take operands from shared memory (capability 9.0). Others hold them in
+    registers, and larger tiles than these do not fit there.
+    """
+    wide = padded(max(key.head_dim, value.head_dim)) > 128
+    launch = Launch(rows=128, tile=64, warps=8, stages=2)
+    if wide or not hopper:
+        launch = Launch(rows=64, tile=32, warps=4, stages=2)
+    return PrefillLaunch(launch, heads=min(group, 16))

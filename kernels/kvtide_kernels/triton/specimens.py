@@ -53,7 +53,7 @@ class Specimen:
         return [name for name, kind in self.types.items() if kind[0] == "*" or name.endswith("_stride")]
 
 
-def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, math: str) -> list[Specimen]:
+def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, target: str) -> list[Specimen]:
     """All kernels for a layer of such heads; `reencode` where a format is what BF16 or INT8 can become."""
     key = ArenaShape(stored.key, KV_HEADS, head_dim, block)
     value = ArenaShape(stored.value, KV_HEADS, head_dim, block)
@@ -67,7 +67,8 @@ def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, math: 
     }
     head = {"KV_HEADS": KV_HEADS, "DIM": head_dim, "WIDTH": width, "BLOCK": block}
     extra = {"CAPPED": False, "SINKS": False}
-    decode, prefill = decode_launch(group, key, value), prefill_launch(group, key, value)
+    math = "plain" if target.startswith("gfx") else "ptx"
+    decode, prefill = decode_launch(group, key, value), prefill_launch(group, key, value, hopper=target == "sm_90")
     data = decode.tile * (key.data_bytes + value.data_bytes)
     whole = decode.tile * (key.head_bytes + value.head_bytes) // block
     found = [
