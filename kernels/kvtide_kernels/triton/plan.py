@@ -133,7 +133,8 @@ def _decode_items(
     chunk = split_tokens([end - first for _, _, first, end in reaches], grid.heads, grid.programs)
     if chunk is None:
         return torch.tensor(reaches, dtype=torch.int32).view(-1, 4), None
-    items, parts = [], []
+    items: list[tuple[int, int, int, int]] = []
+    parts: list[tuple[int, int, int]] = []
     for start, row, first, end in reaches:
         borders = [first, *range(first // chunk * chunk + chunk, end, chunk), end]
         parts.append((start, len(items), len(borders) - 1))

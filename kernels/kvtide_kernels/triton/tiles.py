@@ -61,13 +61,13 @@ def operand(x, BITS: tl.constexpr, MATH: tl.constexpr):
 def _part(words, PART: tl.constexpr, BITS: tl.constexpr, MATH: tl.constexpr):
     """One part of each word as what a dot multiplies: OFFSET + level, or the number itself where it is not packed."""
     if BITS == 8 and MATH == "ptx":
-        asm: tl.constexpr = INT8_PART_1 if PART == 1 else INT8_PART_0
-        words = tl.inline_asm_elementwise(asm, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
+        byte: tl.constexpr = INT8_PART_1 if PART == 1 else INT8_PART_0
+        words = tl.inline_asm_elementwise(byte, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
     elif BITS == 4 and MATH == "ptx":
         low: tl.constexpr = INT4_PART_1 if PART == 1 else INT4_PART_0
         high: tl.constexpr = INT4_PART_3 if PART == 3 else INT4_PART_2
-        asm: tl.constexpr = high if PART >= 2 else low
-        words = tl.inline_asm_elementwise(asm, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+        nibble: tl.constexpr = high if PART >= 2 else low
+        words = tl.inline_asm_elementwise(nibble, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
     elif BITS == 8:
         words = (((words >> (8 * PART)) & 0xFF) ^ 0x6480).to(tl.float16, bitcast=True)
     elif BITS == 4:
