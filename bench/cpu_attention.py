@@ -1,0 +1,250 @@
+"""Decode attention on the CPU in one run: `python -m bench.cpu_attention [--json FILE] [--rounds N]`.
+
+One sequence decodes one token, in layers one after another until their blocks are RING_BYTES together, so that nothing
+is in the processor's cache when its turn comes again. Every layer is timed by itself, and a number is the best tenth of
+all of them; every format has its turn beside a plain read of the same bytes, again and again, so that what else the
+machine does meets all alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from kvtide_kernels.attention import SequenceSpan
+from kvtide_kernels.cpu.arenas import LayerArenas
+from kvtide_kernels.cpu.attention import CpuAttention
+from kvtide_kernels.cpu.library import library
+from kvtide_kernels.pool import KVPool
+from kvtide_kernels.torch_attention import TorchAttention
+from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
+from kvtide_sizing.memory.kv import KvLayout, TableLayout
+
+QUERY_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 128, 64
+SHAPES = {"MHA": 32, "GQA-8": 8, "MQA": 1}  # KV heads
+FORMATS = {
+    "BF16": LayerFormat(BF16, BF16),
+    "INT8": LayerFormat(INT8, INT8),
+    "K8V4": LayerFormat(INT8, INT4),
+    "INT4": LayerFormat(INT4, INT4),
+}
+TOKENS = (1024, 8192, 32768)
+RING_BYTES = 256 * 2**20
+GOALS = {
+    "share": 0.6,  # of the plain read's bandwidth
+    "INT8 to BF16": 1.5,  # from 8k tokens on
+    "INT4, K8V4 to INT8": 1.0,
+    "GQA-8 to MHA": 4.0,
+    "MQA to MHA": 6.0,
+}
+
+
+@dataclass
+class Held:
+    """The one sequence's block table."""
+
+    blocks: list[int]
+    first: int = 0
+
+
+@dataclass
+class Measured:
+    """One row: times in microseconds for one token in one layer, bandwidths in GB/s of the bytes as stored."""
+
+    shape: str
+    format: str
+    tokens: int
+    bytes: int
+    layers: int
+    us: float = float("inf")
+    read_us: float = float("inf")
+
+    @property
+    def gbps(self) -> float:
+        """Bandwidth of the attention."""
+        return self.bytes / self.us / 1e3
+
+    @property
+    def read_gbps(self) -> float:
+        """Bandwidth of the plain read."""
+        return self.bytes / self.read_us / 1e3
+
+    @property
+    def share(self) -> float:
+        """Of the plain read's bandwidth."""
+        return self.read_us / self.us
+
+
+class Case:
+    """A format at a shape and length: layers of arenas, cut out of memory that all cases share, and a planned step."""
+
+    def __init__(self, memory: torch.Tensor, shape: str, name: str, tokens: int) -> None:
+        stored, kv_heads, blocks = FORMATS[name], SHAPES[shape], tokens // BLOCK_SIZE
+        widths = [BLOCK_SIZE * side.vector_bytes(HEAD_DIM) for side in (stored.key, stored.value)]
+        layer_bytes = blocks * kv_heads * sum(widths)
+        layers = max(1, -(-RING_BYTES // layer_bytes))
+        self.row = Measured(shape, name, tokens, layer_bytes, layers)
+        self._times: list[float] = []
+        self._read_times: list[float] = []
+        self._memory = memory[: layers * layer_bytes]
+        self._arenas = []
+        for part in torch.split(self._memory, layer_bytes):
+            sides = torch.split(part, [blocks * kv_heads * width for width in widths])
+            key, value = (side.view(blocks, kv_heads, width) for side, width in zip(sides, widths, strict=True))
+            self._arenas.append(LayerArenas(stored, key, value, HEAD_DIM, BLOCK_SIZE))
+        layout = KvLayout(BLOCK_SIZE, layer_bytes // blocks, (TableLayout(tuple(range(layers)), None),), 1)
+        table = Held(torch.randperm(blocks).tolist())
+        self._step = CpuAttention(layout, self._arenas, scale=HEAD_DIM**-0.5).plan(
+            [SequenceSpan([table], tokens - 1, 1)]
+        )
+        self._query = torch.randn(1, QUERY_HEADS, HEAD_DIM).bfloat16()
+        self._own = torch.randn(1, kv_heads, HEAD_DIM).bfloat16()
+
+    def fill(self) -> None:
+        """Plausible contents: small elements, and a scale and a zero point for each token."""
+        for arenas in self._arenas:
+            for arena, stored in ((arenas.key, arenas.format.key), (arenas.value, arenas.format.value)):
+                data = BLOCK_SIZE * HEAD_DIM * stored.bits // 8
+                if stored is BF16:
+                    arena.view(torch.bfloat16).fill_(0.1)
+                else:
+                    arena[..., :data].fill_(0x35)
+                    arena[..., data:].view(torch.float16).fill_(0.01)
+
+    def measure(self) -> None:
+        """A turn of the attention and one of the plain read in every layer."""
+        parts = torch.split(self._memory, self.row.bytes)
+        for layer in range(len(parts)):
+            self._times.append(timed(partial(self._step.run, layer, self._query, self._own, self._own)))
+            self._read_times.append(timed(partial(plain_read, parts[(layer + len(parts) // 2) % len(parts)])))
+
+    def finish(self) -> Measured:
+        """The row, by the best tenth of its turns: on a machine that others use, most turns are not undisturbed."""
+        self.row.us, self.row.read_us = best_tenth(self._times), best_tenth(self._read_times)
+        return self.row
+
+
+def plain_read(memory: torch.Tensor) -> None:
+    """Read every byte with all threads: of torch's reductions over contiguous memory the fastest that we found."""
+    memory[: memory.numel() // 4 * 4].view(torch.float32).max()
+
+
+def best_tenth(times: list[float]) -> float:
+    """The tenth percentile, or the best of fewer than ten."""
+    return sorted(times)[len(times) // 10]
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Microseconds."""
+    start = time.perf_counter()
+    action()
+    return (time.perf_counter() - start) * 1e6
+
+
+def torch_backend_us(shape: str, tokens: int, rounds: int) -> float:
+    """The plain torch backend in BF16, for one token in one layer."""
+    kv_heads, blocks = SHAPES[shape], tokens // BLOCK_SIZE
+    block_bytes = BLOCK_SIZE * kv_heads * HEAD_DIM * 4
+    layers = max(1, RING_BYTES // (blocks * block_bytes))
+    layout = KvLayout(BLOCK_SIZE, layers * block_bytes, (TableLayout(tuple(range(layers)), None),), 1)
+    pool = KVPool.allocate(
+        layout,
+        num_blocks=blocks,
+        kv_heads=kv_heads,
+        head_dim=HEAD_DIM,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    step = TorchAttention(pool, scale=HEAD_DIM**-0.5).plan([SequenceSpan([Held([*range(blocks)])], tokens - 1, 1)])
+    query = torch.randn(1, QUERY_HEADS, HEAD_DIM).bfloat16()
+    own = torch.randn(1, kv_heads, HEAD_DIM).bfloat16()
+    return best_tenth([timed(partial(step.run, turn % layers, query, own, own)) for turn in range(rounds * layers)])
+
+
+def machine() -> dict[str, object]:
+    """What the numbers hang on."""
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else "unknown",
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "kernels": library().instruction_set,
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def goals_met(rows: list[Measured]) -> dict[str, float]:
+    """The worst of each goal's ratios. MQA's share is a row of its own: it computes most for each byte."""
+    by = {(row.shape, row.format, row.tokens): row for row in rows}
+    long = [tokens for tokens in {row.tokens for row in rows} if tokens >= 8192]
+
+    def worst(ratios: list[float]) -> float:
+        return min(ratios, default=float("nan"))
+
+    return {
+        "share": worst([row.share for row in rows if row.shape != "MQA" and row.tokens in long]),
+        "share, MQA too": worst([row.share for row in rows]),
+        "INT8 to BF16": worst([by[s, "BF16", t].us / by[s, "INT8", t].us for s in SHAPES for t in long]),
+        "INT4, K8V4 to INT8": worst(
+            [by[s, "INT8", t].us / by[s, name, t].us for s in SHAPES for t in long for name in ("K8V4", "INT4")]
+        ),
+        "GQA-8 to MHA": worst([by["MHA", f, t].us / by["GQA-8", f, t].us for f in FORMATS for t in long]),
+        "MQA to MHA": worst([by["MHA", f, t].us / by["MQA", f, t].us for f in FORMATS for t in long]),
+    }
+
+
+@click.command()
+@click.option("--rounds", default=7, help="Turns of each case.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the record here too.")
+def main(rounds: int, json_file: Path | None) -> None:
+    """Measure, and print a table with the goals beside what was reached."""
+    about = machine()
+    widest = max(TOKENS) * QUERY_HEADS * HEAD_DIM * 4
+    memory = torch.empty(max(widest, 2 * RING_BYTES), dtype=torch.uint8).zero_()
+    rows: list[Measured] = []
+    plain: dict[tuple[str, int], float] = {}
+    for tokens in TOKENS:
+        cases = [Case(memory, shape, name, tokens) for shape in SHAPES for name in FORMATS]
+        for _ in range(rounds):
+            for case in cases:
+                case.fill()
+                case.measure()
+        rows += [case.finish() for case in cases]
+        plain |= {(shape, tokens): torch_backend_us(shape, tokens, 2) for shape in SHAPES}
+    table = Table("heads", "tokens", "format", "µs a token", "GB/s", "read GB/s", "share", "to BF16", "plain torch µs")
+    for row in rows:
+        bf16 = next(r for r in rows if (r.shape, r.tokens, r.format) == (row.shape, row.tokens, "BF16"))
+        torch_us = f"{plain[row.shape, row.tokens]:.0f}" if row is bf16 else ""
+        table.add_row(
+            *(row.shape, str(row.tokens), row.format, f"{row.us:.1f}", f"{row.gbps:.1f}", f"{row.read_gbps:.1f}"),
+            *(f"{row.share:.0%}", f"{bf16.us / row.us:.2f}", torch_us),
+        )
+    reached = goals_met(rows)
+    console = Console(width=110)
+    console.print(about, table)
+    for name, value in reached.items():
+        console.print(f"{name}: {value:.2f}" + (f" (goal {GOALS[name]})" if name in GOALS else ""))
+    if json_file:
+        record = [asdict(row) | {"gbps": row.gbps, "read_gbps": row.read_gbps, "share": row.share} for row in rows]
+        torch_rows = [{"shape": s, "tokens": t, "us": us} for (s, t), us in plain.items()]
+        json_file.write_text(
+            json.dumps(
+                {"machine": about, "goals": GOALS, "reached": reached, "rows": record, "torch": torch_rows}, indent=1
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()
