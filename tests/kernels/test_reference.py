@@ -1,0 +1,195 @@
+"""The oracle itself: against torch's own attention, on what was given for BF16 and on what is stored for the rest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvtide_kernels.attention import SequenceSpan
+from kvtide_kernels.codec import decode, encode
+from kvtide_kernels.reference import ReferenceAttention, StoredLayer
+from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat, VectorFormat
+from kvtide_sizing.memory.kv import KvLayout, TableLayout
+
+BLOCK_SIZE = 16
+SCALE = 0.2
+FORMATS = [LayerFormat(key, value) for key in (BF16, INT8, INT4) for value in (BF16, INT8, INT4)]
+
+
+@dataclass
+class Held:
+    """A sequence's block table, and every token that it was given."""
+
+    blocks: list[int] = field(default_factory=list)
+    first: int = 0
+    keys: list[torch.Tensor] = field(default_factory=list)
+    values: list[torch.Tensor] = field(default_factory=list)
+
+
+class Cache:
+    """Layers in poisoned arenas, one table for each window, and sequences that take blocks in no order."""
+
+    def __init__(
+        self,
+        formats: list[LayerFormat],
+        *,
+        windows: tuple[int | None, ...] = (None,),
+        kv_heads: int = 2,
+        group: int = 3,
+        head_dim: int = 32,
+        value_dim: int | None = None,
+        soft_cap: float | None = None,
+        sinks: bool = False,
+    ) -> None:
+        self.formats, self.windows, self.soft_cap = formats, windows, soft_cap
+        self.kv_heads, self.query_heads = kv_heads, kv_heads * group
+        self.dims = head_dim, value_dim or head_dim
+        self.random = torch.Generator().manual_seed(4)
+        self.sinks = torch.randn(self.query_heads, generator=self.random) if sinks else None
+        tables = tuple(
+            TableLayout(tuple(range(table, len(formats), len(windows))), window) for table, window in enumerate(windows)
+        )
+        self.layout = KvLayout(BLOCK_SIZE, 1, tables, 512)
+        self.layers = [
+            StoredLayer(stored, *self._arenas(stored), soft_cap=soft_cap, sinks=self.sinks) for stored in formats
+        ]
+        self.attention = ReferenceAttention(self.layout, self.layers, scale=SCALE)
+        self.free = torch.randperm(96, generator=self.random).tolist()
+
+    def _arenas(self, stored: LayerFormat) -> list[torch.Tensor]:
+        # All bytes 255: NaN in bfloat16 and float16.
+        return [
+            torch.full((96, self.kv_heads, BLOCK_SIZE * side.vector_bytes(dim)), 255, dtype=torch.uint8)
+            for side, dim in zip((stored.key, stored.value), self.dims, strict=True)
+        ]
+
+    def sequence(self) -> list[Held]:
+        """A new sequence: a table for each window."""
+        return [Held() for _ in self.windows]
+
+    def step(self, layer: int, work: list[tuple[list[Held], int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Run (sequence, new tokens) in a layer; each one's result beside what torch's attention gives."""
+        table = next(number for number, of in enumerate(self.layout.tables) if layer in of.layers)
+        spans, past = [], [sum(map(len, held[table].keys)) for held, _ in work]
+        for (held, new), before in zip(work, past, strict=True):
+            for one in held:
+                while (one.first + len(one.blocks)) * BLOCK_SIZE < before + new:
+                    one.blocks.append(self.free.pop())
+            spans.append(SequenceSpan(held, before, new))
+        news = [new for _, new in work]
+        query = self._vectors(sum(news), self.query_heads, self.dims[0])
+        key, value = (self._vectors(sum(news), self.kv_heads, dim) for dim in self.dims)
+        got = self.attention.plan(spans).run(layer, query, key, value)
+        pairs = []
+        for (held, new), q, k, v, out in zip(work, *(x.split(news) for x in (query, key, value, got)), strict=True):
+            own = held[table]
+            stored = self.formats[layer]
+            kept = [through(stored.key, k), through(stored.value, v)]
+            seen = kept if new == 1 else [k, v]
+            expected = self.expected(
+                q, torch.cat([*own.keys, seen[0]]), torch.cat([*own.values, seen[1]]), self.windows[table]
+            )
+            own.keys.append(kept[0])
+            own.values.append(kept[1])
+            pairs.append((out, expected))
+        return pairs
+
+    def _vectors(self, tokens: int, heads: int, dim: int) -> torch.Tensor:
+        return torch.randn(tokens, heads, dim, generator=self.random).bfloat16().double()
+
+    def expected(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Torch's attention in float64. A sink is a key whose score is the sink and whose value is 0."""
+        behind = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
+        seen = (behind >= 0) & (behind < (window or len(k)))
+        q, k, v = (side.double().transpose(0, 1)[None] for side in (q, k, v))
+        if self.soft_cap is None and self.sinks is None:
+            out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=SCALE, enable_gqa=True)
+            return out[0].transpose(0, 1)
+        # Scores as a bias of a product that is 0.
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = q @ k.transpose(2, 3) * SCALE
+        if self.soft_cap is not None:
+            scores = self.soft_cap * (scores / self.soft_cap).tanh()
+        scores = scores.masked_fill(~seen, -math.inf)
+        if self.sinks is not None:
+            sinks = self.sinks.double()[None, :, None, None].expand(1, -1, scores.shape[2], 1)
+            scores, v = torch.cat([scores, sinks], -1), torch.cat([v, torch.zeros_like(v[:, :, :1])], 2)
+        out = scaled_dot_product_attention(torch.zeros_like(q), torch.zeros_like(v), v, attn_mask=scores)
+        return out[0].transpose(0, 1)
+
+
+def through(stored: VectorFormat, x: torch.Tensor) -> torch.Tensor:
+    """What a format keeps of vectors; nothing but bfloat16 ones are given, which BF16 keeps as they are."""
+    return x if stored is BF16 else decode(stored, encode(stored, x), x.shape[-1]).double()
+
+
+def check(cache: Cache, layer: int, steps: list[list[int]]) -> None:
+    """Steps of new tokens of each sequence, 0 for none."""
+    sequences = [cache.sequence() for _ in steps[0]]
+    for news in steps:
+        work = [(held, new) for held, new in zip(sequences, news, strict=True) if new]
+        for got, expected in cache.step(layer, work):
+            torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+# Prompts that end before, at and behind a block's border; chunks after a past; decodes beside prefills.
+STEPS = [[1, 15, 16, 17], [1, 1, 1, 40], [0, 33, 1, 1], [1, 1, 2, 1]]
+
+
+@pytest.mark.parametrize("stored", FORMATS, ids=lambda stored: f"{stored.key.name}-{stored.value.name}")
+def test_every_format(stored: LayerFormat) -> None:
+    check(Cache([stored]), 0, STEPS)
+
+
+@pytest.mark.parametrize(("kv_heads", "group"), [(1, 8), (4, 1), (3, 3)], ids=["MQA", "MHA", "GQA"])
+def test_groups(kv_heads: int, group: int) -> None:
+    check(Cache([LayerFormat(INT8, INT4)], kv_heads=kv_heads, group=group), 0, STEPS)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
+def test_head_sizes(head_dim: int) -> None:
+    check(Cache([LayerFormat(INT4, INT4)], head_dim=head_dim), 0, [[17, 3], [1, 20]])
+
+
+def test_values_of_another_width() -> None:
+    check(Cache([LayerFormat(INT8, INT4)], head_dim=48, value_dim=32), 0, STEPS)
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 33])
+def test_windows(window: int) -> None:
+    check(Cache([LayerFormat(BF16, BF16)], windows=(window,)), 0, STEPS)
+
+
+def test_layers_of_two_tables_and_of_a_format_each() -> None:
+    cache = Cache([LayerFormat(BF16, BF16), LayerFormat(INT8, INT4), LayerFormat(INT4, BF16)], windows=(None, 20))
+    for layer in range(3):
+        check(cache, layer, [[40, 3], [1, 30]])
+
+
+@pytest.mark.parametrize("soft_cap", [None, 0.5])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_soft_capping_and_sinks(soft_cap: float | None, sinks: bool) -> None:
+    check(Cache([LayerFormat(BF16, INT8)], windows=(20,), soft_cap=soft_cap, sinks=sinks), 0, STEPS)
+
+
+def test_blocks_behind_the_window_may_be_gone() -> None:
+    cache = Cache([LayerFormat(INT8, INT8)], windows=(10,))
+    held = cache.sequence()
+    cache.step(0, [(held, 40)])
+    # Token 40 attends from 31 on, in block 1: block 0 is given back, and another writes NaN to it.
+    gone = held[0].blocks.pop(0)
+    held[0].first = 1
+    cache.layers[0].key[gone], cache.layers[0].value[gone] = 255, 255
+    for got, expected in cache.step(0, [(held, 1)]):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_span_without_its_blocks_is_refused() -> None:
+    cache = Cache([LayerFormat(BF16, BF16)])
+    with pytest.raises(ValueError, match="17 tokens after 0 need the blocks 0 to 1 of 16, but table 0 holds 1"):
+        cache.attention.plan([SequenceSpan([Held(blocks=[3])], 0, 17)])
