@@ -70,9 +70,11 @@ class KvPlan:
             bytes_per_token=int(data["bytesPerToken"]),
             bytes_per_block=int(data["bytesPerBlock"]),
             num_blocks=int(data["numBlocks"]),
-            block_tables=int(data["blockTables"]),
-            tables_bytes=int(data["blockTablesBytes"]),
-            layers=tuple(LayerRun(str(run["layers"]), str(run["key"]), str(run["value"])) for run in data["layers"]),
+            block_tables=int(data.get("blockTables", 1)),
+            tables_bytes=int(data.get("blockTablesBytes", 0)),
+            layers=tuple(
+                LayerRun(str(run["layers"]), str(run["key"]), str(run["value"])) for run in data.get("layers", ())
+            ),
         )
 
 
@@ -151,11 +153,11 @@ class Alternative:
         """The alternative that `to_json` wrote."""
         return cls(
             choice=str(data["choice"]),
-            bytes_per_token=int(data["bytesPerToken"]),
+            bytes_per_token=int(data.get("bytesPerToken", 0)),
             capacity_tokens=int(data["capacityTokens"]),
             max_concurrency=int(data["maxConcurrency"]),
             batch_limit=int(data["batchLimit"]),
-            served=bool(data["served"]),
+            served=bool(data.get("served", True)),
         )
 
 
@@ -212,22 +214,27 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        """The plan that `to_json` wrote. Raises InvalidPlan where a key is missing or of another type."""
+        """The plan that `to_json` wrote, also an earlier release's, whose keys were fewer: it may be kept for years.
+
+        Raises InvalidPlan where a key is missing or of another type.
+        """
         try:
             attention = data["attention"]
             return cls(
                 model=str(data["model"]),
                 device=str(data["device"]),
-                device_count=int(data["deviceCount"]),
-                weights_format=str(data["weightsFormat"]),
-                overhead_measured=bool(data["overheadMeasured"]),
+                device_count=int(data.get("deviceCount", 1)),
+                weights_format=str(data.get("weightsFormat", "BF16")),
+                overhead_measured=bool(data.get("overheadMeasured", False)),
                 kv=KvPlan.from_json(data["kv"]),
                 memory=MemoryPlan.from_json(data["memory"]),
                 attention=AttentionPlan(
-                    int(attention["queryHeads"]), int(attention["kvHeads"]), int(attention["nativeKvHeads"])
+                    int(attention["queryHeads"]),
+                    int(attention["kvHeads"]),
+                    int(attention.get("nativeKvHeads", attention["kvHeads"])),
                 ),
                 max_context_tokens=int(data["maxContextTokens"]),
-                longest_context_tokens=int(data["longestContextTokens"]),
+                longest_context_tokens=int(data.get("longestContextTokens", data["maxContextTokens"])),
                 max_concurrency=int(data["maxConcurrency"]),
                 batch_limit=int(data["batchLimit"]),
                 reasons=tuple(map(str, data["reasons"])),

@@ -19,6 +19,12 @@ from kvtide_sizing.memory.budget import MAX_BATCH, STEP_TOKEN_BUDGET
 from kvtide_sizing.models import catalog
 from kvtide_sizing.plan import Plan, Policy, Profile, Workload, plan
 
+# What a plan's JSON had in the first release.
+FIRST_KEYS = set(
+    "model device kv memory attention maxContextTokens maxConcurrency batchLimit reasons alternatives warnings "
+    "precision blockSizeTokens bytesPerToken bytesPerBlock numBlocks capacityTokens poolBytes".split()
+)
+
 CHAT = Workload()
 NATIVE = Policy()
 
@@ -304,6 +310,18 @@ def test_a_workload_that_means_nothing_is_refused(fields: dict[str, object], mes
 def test_a_plan_survives_json() -> None:
     result = plan_of(workload=Workload(max_context_tokens=2048, target_concurrency=32))
     assert Plan.from_json(result.to_json()) == result
+
+
+def test_a_plan_of_an_earlier_release_is_still_read() -> None:
+    now = plan_of(workload=Workload(max_context_tokens=2048)).to_json()
+    earlier = {key: value for key, value in now.items() if key in FIRST_KEYS}
+    earlier["kv"] = {key: value for key, value in now["kv"].items() if key in FIRST_KEYS}
+    earlier["attention"] = {"queryHeads": 9, "kvHeads": 3}
+    first = ("choice", "capacityTokens", "maxConcurrency", "batchLimit")
+    earlier["alternatives"] = [{key: other[key] for key in first} for other in now["alternatives"]]
+    read = Plan.from_json(earlier)
+    assert (read.device_count, read.kv.block_tables, read.attention.native_kv_heads) == (1, 1, 3)
+    assert read.kv.pool_bytes == now["kv"]["poolBytes"]
 
 
 def test_json_that_is_no_plan_is_refused() -> None:

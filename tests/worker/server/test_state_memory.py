@@ -64,3 +64,23 @@ def test_metrics(planned: Plan, free: int) -> None:
                 components[sample.labels["source"]].add(sample.labels["component"])
     assert sums == {"predicted": DEVICE, "measured": DEVICE}
     assert components["predicted"] == components["measured"] == {"weights", "kv_pool", "activations", "other", "free"}
+
+
+def test_capacity_is_the_plans_whatever_the_tables() -> None:
+    windowed = plan(
+        catalog.builtin("gemma-3-270m"),
+        device_named("cpu:3GiB"),
+        Workload(max_context_tokens=4096),
+        Policy(served_only=True),
+    )
+    assert windowed.kv.block_tables == 6  # 3 full layers of 18, in cuts of three
+    now = msgspec.structs.replace(
+        state(MEASURED),
+        num_blocks=windowed.kv.num_blocks * windowed.kv.block_tables,
+        block_tables=windowed.kv.block_tables,
+        block_size_tokens=windowed.kv.block_size_tokens,
+    )
+    kv = state_report(
+        now, windowed, version="0", model_name="m", device="cpu", ready=True, draining=False, started_at=0.0
+    )["kv"]
+    assert kv["capacityTokens"] == windowed.kv.capacity_tokens

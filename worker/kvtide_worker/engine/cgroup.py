@@ -33,8 +33,9 @@ class Cgroup:
                 names, prefix = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"
             limit, usage = _read_int(folder / names[0]), _read_int(folder / names[1])
             if limit is not None and usage is not None:
-                files = sum(_read_stat(folder, f"{prefix}{part}_file") for part in ("inactive", "active"))
-                limits.append(MemoryLimit(limit, max(usage - files, 0)))
+                # Version 1 does not say what of the kernel's own it could drop.
+                droppable = (f"{prefix}inactive_file", f"{prefix}active_file", "slab_reclaimable")
+                limits.append(MemoryLimit(limit, max(usage - sum(_read_stat(folder, key) for key in droppable), 0)))
         # Version 1 writes "no limit" as the largest page-aligned 64-bit number.
         bounded = [limit for limit in limits if limit.limit_bytes < 1 << 60]
         return min(bounded, key=lambda limit: limit.limit_bytes, default=None)

@@ -113,6 +113,7 @@ class Engine:
         return EngineState(
             sampled_at=time.time(),
             num_blocks=blocks.num_blocks,
+            block_tables=len(blocks.layout.tables),
             block_size_tokens=blocks.layout.block_size,
             live_blocks=blocks.live_blocks,
             cached_blocks=blocks.cached_blocks,

@@ -90,12 +90,14 @@ class MeasuredMemory(msgspec.Struct, frozen=True):
 class EngineState(msgspec.Struct, frozen=True):
     """The numbers of `/v1/state` and `/metrics`, taken between two steps. `sampled_at` is Unix time in seconds.
 
-    Blocks: live + cached + free = num_blocks. The last four count since the start: preemptions for want of blocks,
-    tokens of prompts that were computed, tokens generated, requests that were not refused.
+    Blocks: live + cached + free = num_blocks, in all tables; a sequence has block_tables of these. The last four count
+    since the start: preemptions for want of blocks, tokens of prompts that were computed, tokens generated, requests
+    that were not refused.
     """
 
     sampled_at: float
     num_blocks: int
+    block_tables: int
     block_size_tokens: int
     live_blocks: int
     cached_blocks: int
@@ -113,6 +115,15 @@ class EngineState(msgspec.Struct, frozen=True):
     prompt_tokens: int
     generation_tokens: int
     requests: int
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that all blocks hold, in every table: the plan's capacity."""
+        return self.tokens_of(self.num_blocks)
+
+    def tokens_of(self, blocks: int) -> int:
+        """Tokens that so many blocks hold where each table has its share of them."""
+        return blocks * self.block_size_tokens // self.block_tables
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -14,16 +14,14 @@ _MAX_RETRY_AFTER_S = 60
 
 @dataclass(frozen=True)
 class Capacity:
-    """What one sequence may have, and what all of them share. Tokens."""
+    """What one sequence may have, and what all of them share. Tokens.
+
+    A pool that does not hold one sequence of the context is refused at the start, so that the context is its limit.
+    """
 
     context_tokens: int
     pool_tokens: int
     max_batch: int
-
-    @property
-    def sequence_tokens(self) -> int:
-        """The longest sequence: prompt and answer together."""
-        return min(self.context_tokens, self.pool_tokens)
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,8 @@ def output_tokens(prompt_tokens: int, max_tokens: int | None, capacity: Capacity
 
     Raises NeverFits with the numbers where prompt and answer are longer than a sequence can be.
     """
-    limit = capacity.sequence_tokens
-    there_is = (
-        f"a sequence has at most {limit} tokens here "
-        f"(context limit {capacity.context_tokens}, KV pool {capacity.pool_tokens})"
-    )
+    limit = capacity.context_tokens
+    there_is = f"a sequence has at most {limit} tokens here, prompt and answer together"
     if prompt_tokens >= limit:
         raise NeverFits(
             f"the prompt has {prompt_tokens} tokens but {there_is}; "

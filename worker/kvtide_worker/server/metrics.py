@@ -53,7 +53,6 @@ class EngineCollector(Collector):
         used = state.live_blocks / state.num_blocks
         for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
             yield self._gauge(name, "Live KV blocks, as a part of all (1 is all).", used)
-        size = state.block_size_tokens
         yield self._by_state(
             "kvtide_kv_blocks",
             "KV blocks: live in a sequence, cached and reclaimable, or free.",
@@ -62,29 +61,34 @@ class EngineCollector(Collector):
         yield self._by_state(
             "kvtide_kv_tokens",
             "Tokens: held by sequences, cached, or that the free blocks have room for.",
-            {"live": state.live_tokens, "cached": state.cached_blocks * size, "free": state.free_blocks * size},
+            {
+                "live": state.live_tokens,
+                "cached": state.tokens_of(state.cached_blocks),
+                "free": state.tokens_of(state.free_blocks),
+            },
         )
-        yield self._gauge("kvtide_kv_capacity_tokens", "Tokens that the KV pool holds.", state.num_blocks * size)
+        yield self._gauge("kvtide_kv_capacity_tokens", "Tokens that the KV pool holds.", state.capacity_tokens)
 
     def _cache_config(self, state: EngineState) -> Metric:
-        """What autoscalers multiply the usage with: the labels are the values."""
+        """What autoscalers multiply the usage with: the labels are the values, and their product is the capacity."""
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
             "The KV pool's shape; always 1.",
             labels=["model_name", "block_size", "num_gpu_blocks", "cache_dtype"],
         )
         dtype = self._plan.kv.precision.lower()
-        info.add_metric([self._model_name, str(state.block_size_tokens), str(state.num_blocks), dtype], 1)
+        blocks = state.capacity_tokens // state.block_size_tokens
+        info.add_metric([self._model_name, str(state.block_size_tokens), str(blocks), dtype], 1)
         return info
 
     def _format(self, state: EngineState) -> Metric:
-        precision = self._plan.kv.precision
         info = GaugeMetricFamily(
             "kvtide_kv_format_info",
             "How KV is stored; always 1.",
             labels=["model_name", "layers", "key", "value", "block_size"],
         )
-        info.add_metric([self._model_name, "all", precision, precision, str(state.block_size_tokens)], 1)
+        for run in self._plan.kv.layers:
+            info.add_metric([self._model_name, run.layers, run.key, run.value, str(state.block_size_tokens)], 1)
         return info
 
     def _memory(self, state: EngineState) -> Metric:

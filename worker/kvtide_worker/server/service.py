@@ -104,7 +104,7 @@ class Service:
         state = self.state
         return Capacity(
             context_tokens=self.model.plan.max_context_tokens,
-            pool_tokens=state.num_blocks * state.block_size_tokens,
+            pool_tokens=state.capacity_tokens,
             max_batch=state.max_batch_limit,
         )
 
@@ -138,12 +138,12 @@ class Service:
             text.encode()
         except UnicodeEncodeError as error:
             raise ApiError(400, f"the text is not Unicode: {error}", code="invalid_value") from error
-        most = self.capacity.sequence_tokens * tokenizer.longest_token
+        most = self.capacity.context_tokens * tokenizer.longest_token
         if len(text) > most:
             # Tokenizing takes many times the text's memory: what cannot fit is told before.
             raise ApiError(
                 400,
-                f"the text has {len(text)} characters, more than the {self.capacity.sequence_tokens} tokens of a "
+                f"the text has {len(text)} characters, more than the {self.capacity.context_tokens} tokens of a "
                 f"sequence here can be ({most}); shorten it",
                 code="context_length_exceeded",
             )

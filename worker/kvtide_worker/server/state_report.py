@@ -32,7 +32,7 @@ def state_report(
             "precision": plan.kv.precision,
             "blockSizeTokens": state.block_size_tokens,
             "numBlocks": state.num_blocks,
-            "capacityTokens": state.num_blocks * state.block_size_tokens,
+            "capacityTokens": state.capacity_tokens,
             "liveBlocks": state.live_blocks,
             "cachedBlocks": state.cached_blocks,
             "freeBlocks": state.free_blocks,
