@@ -52,6 +52,14 @@ class Certificates:
         return {name: base64.b64encode(text).decode() for name, text in texts.items()}
 
 
+def authorities_in(bundle: str) -> bytes:
+    """The authorities of a caBundle as a configuration has it, in base64; none where it cannot be read."""
+    try:
+        return b"".join(map(_pem, _each(base64.b64decode(bundle, validate=True))))
+    except ValueError:
+        return b""
+
+
 def service_names(service: str, namespace: str) -> list[str]:
     """The names that a Service is called by inside the cluster; the API server asks for the last one."""
     return [service, f"{service}.{namespace}", f"{service}.{namespace}.svc"]

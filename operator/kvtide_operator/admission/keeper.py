@@ -10,7 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtide_operator.admission.certificates import Certificates, flaw, issue, renewal_due, service_names
+from kvtide_operator.admission.certificates import (
+    Certificates,
+    authorities_in,
+    flaw,
+    issue,
+    renewal_due,
+    service_names,
+)
 from kvtide_operator.api import names
 from kvtide_operator.edge.kube import ApiError, Json, Kube
 from kvtide_operator.settings import AdmissionSettings
@@ -92,7 +99,7 @@ class Keeper:
         if usable is not None and not renewal_due(usable, now):
             await self._trust(configuration, usable)
             return usable
-        fresh = issue(self._names, now, trusted=usable.authorities if usable else b"")
+        fresh = issue(self._names, now, trusted=_still_trusted(secret, usable, configuration))
         await self._trust(configuration, fresh)
         await self._store(secret, configuration, fresh)
         return usable or fresh
@@ -136,6 +143,19 @@ class Keeper:
                 "data": certificates.to_data(),
             }
         )
+
+
+def _still_trusted(secret: Json | None, usable: Certificates | None, configuration: Json) -> bytes:
+    """The authorities that stay trusted beside a new one.
+
+    Where the Secret cannot be used, others may still serve with what they have loaded: what the API server trusts now
+    goes on. Where it is gone, somebody deleted it to be rid of them.
+    """
+    if usable is not None:
+        return usable.authorities
+    if secret is None:
+        return b""
+    return authorities_in(configuration["webhooks"][0]["clientConfig"].get("caBundle") or "")
 
 
 def _load(context: ssl.SSLContext, certificates: Certificates) -> None:

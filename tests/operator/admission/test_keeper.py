@@ -115,6 +115,47 @@ async def test_a_secret_that_cannot_be_used_is_filled_anew(store: Any, shakes_ha
     shakes_hands(holder.context, trusted(store), NAMES[-1])
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"tls.crt": "!"},
+        {"tls.key": base64.b64encode(b"no key").decode()},
+        {},
+        issue(["other"], NOW).to_data(),
+    ],
+)
+async def test_a_secret_that_was_broken_fails_no_request_to_those_that_serve(
+    store: Any, shakes_hands: Shake, broken: Json
+) -> None:
+    holder, standby = Replica(store, writes=True), Replica(store, writes=False)
+    for replica in (holder, standby):
+        await replica.go_round()
+    data = secret(store)["data"] | broken if broken else {}
+    secret(store)["data"] = data
+    for replica in (holder, standby, holder):
+        await replica.go_round()
+        for serving in (holder, standby):
+            shakes_hands(serving.context, trusted(store), NAMES[-1])
+
+
+async def test_of_a_broken_secret_what_has_ended_is_trusted_no_more(store: Any) -> None:
+    holder = Replica(store, writes=True)
+    await holder.go_round(NOW - 400 * DAY)
+    first = trusted(store)
+    secret(store)["data"] = {}
+    await holder.go_round()
+    assert first not in trusted(store)
+
+
+@pytest.mark.parametrize("bundle", ["Cg==", "!", ""])  # a placeholder of one newline, no base64, nothing
+async def test_a_bundle_that_cannot_be_read_is_written_anew(store: Any, shakes_hands: Shake, bundle: str) -> None:
+    store.objects["ValidatingWebhookConfiguration", "ours"]["webhooks"][0]["clientConfig"]["caBundle"] = bundle
+    await store.create({"kind": "Secret", "metadata": {"name": "kvtide-admission-tls"}, "data": {}})
+    holder = Replica(store, writes=True)
+    await holder.go_round()
+    shakes_hands(holder.context, trusted(store), NAMES[-1])
+
+
 async def test_a_bundle_that_was_lost_is_written_again(store: Any, shakes_hands: Shake) -> None:
     holder = Replica(store, writes=True)
     await holder.go_round()
