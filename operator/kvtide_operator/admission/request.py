@@ -1,5 +1,6 @@
 """What the API server asks, and how it is answered: the AdmissionReview of admission.k8s.io/v1."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -13,6 +14,11 @@ Json = dict[str, Any]
 API_VERSION = "admission.k8s.io/v1"
 # The status code of a refusal: the request is well-formed, what it asks for is not possible.
 UNPROCESSABLE = 422
+
+# RFC 1123, as the API server checks a namespace (one label) and a resource's name (a subdomain).
+_LABEL = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_NAMESPACE, _NAME = re.compile(_LABEL), re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_LONGEST_NAME = 253
 
 
 class NotAReview(Exception):
@@ -38,7 +44,10 @@ class Request:
         uid, new, old = asked.get("uid"), asked.get("object"), asked.get("oldObject")
         if not isinstance(uid, str) or not uid or not _is_object(new) or not (old is None or _is_object(old)):
             raise NotAReview("the request needs a uid, and objects with metadata and spec")
-        return cls(uid, str(asked.get("namespace", "")), str(asked.get("name", "")), new, old)
+        namespace, name = asked.get("namespace", ""), asked.get("name", "")
+        for document in ({"namespace": namespace, "name": name}, new["metadata"], (old or new)["metadata"]):
+            _check_names(document)
+        return cls(uid, namespace, name, new, old)
 
     def resource(self) -> LLMDeployment:
         """What is wanted. Raises pydantic.ValidationError where this version cannot read it."""
@@ -92,6 +101,15 @@ class Answer:
 
 def _is_object(document: Any) -> TypeGuard[Json]:
     return isinstance(document, Mapping) and all(isinstance(document.get(key), Mapping) for key in ("metadata", "spec"))
+
+
+def _check_names(metadata: Mapping[str, Any]) -> None:
+    """They become part of what the API server is asked, so they must be names. Empty ones are to be generated yet."""
+    for key, pattern in (("namespace", _NAMESPACE), ("name", _NAME)):
+        text = metadata.get(key, "")
+        good = isinstance(text, str) and len(text) <= _LONGEST_NAME and (text == "" or pattern.fullmatch(text))
+        if not good:
+            raise NotAReview(f"{key} {str(text)[:_LONGEST_NAME]!r} is no DNS name in lower case")
 
 
 def _without_live_fields(document: Json) -> Json:

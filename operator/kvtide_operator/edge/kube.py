@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -15,6 +16,8 @@ Json = dict[str, Any]
 
 TIMEOUT = aiohttp.ClientTimeout(total=30, connect=10)
 CONNECTIONS = 32
+# As kubectl lists: a page's answer is small enough for both sides, and most lists are one page.
+PAGE = 500
 
 # Where each kind lives: (path of its group and version, plural).
 _PATHS = {
@@ -75,9 +78,12 @@ class Kube:
 
     async def list_all(self, kind: str, namespace: str | None, selector: str = "") -> list[Json]:
         """All objects of a kind with these labels, in one namespace or (None) in all."""
-        query = [("labelSelector", selector)] if selector else []
+        query = [("limit", str(PAGE)), *([("labelSelector", selector)] if selector else [])]
         answer = await self._call("GET", _path(kind, namespace), query)
         items: list[Json] = answer.get("items", [])
+        while more := (answer.get("metadata") or {}).get("continue"):
+            answer = await self._call("GET", _path(kind, namespace), [*query, ("continue", more)])
+            items += answer.get("items", [])
         return items
 
     async def apply(self, manifest: Json, subresource: str = "") -> None:
@@ -137,8 +143,15 @@ class Kube:
 
 def _path(kind: str, namespace: str | None, name: str = "") -> str:
     group, plural = _PATHS[kind]
-    place = f"/namespaces/{namespace}" if namespace else ""
-    return f"{group}{place}/{plural}" + (f"/{name}" if name else "")
+    place = f"/namespaces/{_segment(namespace)}" if namespace else ""
+    return f"{group}{place}/{plural}" + (f"/{_segment(name)}" if name else "")
+
+
+def _segment(name: str) -> str:
+    """A name as one segment of a path, whatever it is. No object is called `.` or `..`, which quoting leaves alone."""
+    if name in (".", ".."):
+        raise ApiError(0, f"{name!r} is no name")
+    return quote(name, safe="")
 
 
 def _message(content: bytes) -> str:

@@ -35,6 +35,40 @@ def test_what_is_no_review(body: Any) -> None:
         Request.parse(body)
 
 
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("name", ".."),
+        ("name", "a/../../secrets/b"),
+        ("name", "a?watch=1"),
+        ("name", "chat\n"),
+        ("name", "Chat"),
+        ("name", "-chat"),
+        ("name", "a..b"),
+        ("name", ".".join(["a" * 63] * 4)),  # 255 characters; the API server takes 253
+        ("name", 7),
+        ("namespace", "kube-system/secrets"),
+        ("namespace", "a.b"),  # a namespace is one label
+        ("namespace", "a" * 64),
+        ("namespace", None),
+    ],
+)
+@pytest.mark.parametrize("place", ["request", "object", "oldObject"])
+def test_what_is_no_dns_name_is_no_review(make_review: Review, place: str, field: str, text: Any) -> None:
+    review = make_review(old={})
+    asked = review["request"]
+    (asked if place == "request" else asked[place]["metadata"])[field] = text
+    with pytest.raises(NotAReview, match=field):
+        Request.parse(review)
+
+
+@pytest.mark.parametrize("name", ["", "chat", "a.b-c.d", "0", "a" * 63])
+def test_dns_names_and_names_that_are_yet_to_be_generated_are_read(make_review: Review, name: str) -> None:
+    review = make_review(metadata={"name": name})
+    review["request"]["name"] = name
+    assert Request.parse(review).name == name
+
+
 def test_who_it_is_about_comes_from_the_request_where_the_object_does_not_say(make_review: Review) -> None:
     review = make_review()
     review["request"]["object"]["metadata"] = {}

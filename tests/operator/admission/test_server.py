@@ -86,6 +86,14 @@ async def test_what_is_no_review_is_400(webhook: Webhook, body: bytes) -> None:
     assert status == 400
 
 
+async def test_a_name_that_is_a_path_is_400_and_nothing_is_asked_for(webhook: Webhook, make_review: Review) -> None:
+    review = make_review(old={}, metadata={"namespace": "kube-system/secrets"})
+    status, text = await webhook.post(json.dumps(review).encode())
+    assert status == 400
+    assert "kube-system/secrets" in text
+    assert webhook.count("failed") is None
+
+
 async def test_a_large_object_is_read(webhook: Webhook, make_review: Review) -> None:
     answered = await webhook.review(make_review(metadata={"annotations": {"note": "x" * 3_000_000}}))
     assert answered["allowed"] is True
