@@ -55,7 +55,7 @@ def output_tokens(prompt_tokens: int, max_tokens: int | None, capacity: Capacity
     Raises NeverFits with the numbers where prompt and answer are longer than a sequence can be.
     """
     limit = capacity.context_tokens
-    there_is = f"a sequence has at most {limit} tokens here, prompt and answer together"
+    there_is = f"a sequence has at most {limit} tokens here (context limit {limit}, KV pool {capacity.pool_tokens})"
     if prompt_tokens >= limit:
         raise NeverFits(
             f"the prompt has {prompt_tokens} tokens but {there_is}; "
