@@ -92,7 +92,9 @@ def spec(**parts: Any) -> Json:
 
 
 def gpu_node(name: str) -> Json:
-    return {"metadata": {"name": name, "labels": L4}, "status": {"allocatable": {"nvidia.com/gpu": "1"}}}
+    ready = {"type": "Ready", "status": "True"}
+    status = {"allocatable": {"nvidia.com/gpu": "1"}, "conditions": [ready]}
+    return {"metadata": {"name": name, "labels": L4}, "status": status}
 
 
 async def test_nodes_are_listed_for_the_plan_that_needs_them_and_no_more(

@@ -1,5 +1,6 @@
 """The nodes as read from the API server: kept for half a minute, and not an error where they may not be listed."""
 
+import asyncio
 import time
 from typing import Any, cast
 
@@ -18,10 +19,13 @@ class Cluster:
         self.names = list(names)
         self.refusal = refusal
         self.lists = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def list_all(self, kind: str, namespace: str | None, selector: str = "") -> list[Json]:
         assert (kind, namespace, selector) == ("Node", None, "")
         self.lists += 1
+        await self.answers.wait()
         if self.refusal is not None:
             raise ApiError(self.refusal, "nodes is forbidden")
         return [{"metadata": {"name": name, "labels": {"a": "b"}}} for name in self.names]
@@ -63,3 +67,28 @@ async def test_no_right_to_list_is_no_error_and_not_asked_for_on_every_pass(cloc
 async def test_an_api_server_that_does_not_answer_fails_the_pass() -> None:
     with pytest.raises(ApiError):
         await Nodes(cast(Kube, Cluster(refusal=0))).read()
+
+
+async def test_who_asks_at_once_shares_one_list_and_one_error() -> None:
+    cluster = Cluster("a")
+    nodes = Nodes(cast(Kube, cluster))
+    assert await asyncio.gather(*(names(nodes) for _ in range(5))) == [["a"]] * 5
+    assert cluster.lists == 1
+    refused = Cluster(refusal=500)
+    nodes = Nodes(cast(Kube, refused))
+    answers = await asyncio.gather(*(nodes.read() for _ in range(5)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [ApiError] * 5
+    assert refused.lists == 1
+    refused.refusal = None  # what failed is asked for again at once
+    assert await nodes.read() == ()
+
+
+async def test_a_list_that_takes_longer_than_one_waits_is_there_for_the_next() -> None:
+    cluster = Cluster("a")
+    cluster.answers.clear()
+    nodes = Nodes(cast(Kube, cluster))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await nodes.read()
+    cluster.answers.set()
+    assert (await names(nodes), cluster.lists) == (["a"], 1)

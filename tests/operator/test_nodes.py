@@ -18,7 +18,10 @@ LIVE = {
             {"key": "old", "effect": "PreferNoSchedule"},
         ],
     },
-    "status": {"allocatable": {"cpu": "7910m", "nvidia.com/gpu": "8"}},
+    "status": {
+        "allocatable": {"cpu": "7910m", "nvidia.com/gpu": "8"},
+        "conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": "True"}],
+    },
 }
 TEAM = [{"key": "team", "operator": "Exists"}]
 
@@ -34,10 +37,19 @@ def expression(key: str, operator: str, *values: str) -> Json:
 
 def test_a_live_node_is_read() -> None:
     found = NodeDevices.parse(LIVE)
-    assert (found.name, found.labels["pool"], found.unschedulable) == ("gpu-1", "train", False)
+    assert (found.name, found.labels["pool"], found.unschedulable, found.ready) == ("gpu-1", "train", False, True)
     assert found.taints == (Taint("team", "a", "NoSchedule"), Taint("old", "", "PreferNoSchedule"))
     assert [found.devices(name) for name in (GPU, "cpu", "amd.com/gpu")] == [8, 0, 0]
-    assert NodeDevices.parse({"metadata": {"name": "new"}}) == NodeDevices("new", {}, {})
+    assert NodeDevices.parse({"metadata": {"name": "new"}}) == NodeDevices("new", {}, {}, ready=False)
+
+
+@pytest.mark.parametrize("status", ["False", "Unknown"])  # Unknown: its kubelet has not been heard of for a while
+def test_a_node_that_is_not_ready_takes_nobody(status: str) -> None:
+    conditions = [{"type": "Ready", "status": status}]
+    found = NodeDevices.parse({**LIVE, "status": {**LIVE["status"], "conditions": conditions}})
+    worker = WorkerSpec.model_validate({"tolerations": TEAM})
+    assert obstacle(found, worker, GPU, 1) == "is not ready"
+    assert obstacle(NodeDevices.parse(LIVE), worker, GPU, 1) is None
 
 
 @pytest.mark.parametrize(

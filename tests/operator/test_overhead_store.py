@@ -1,5 +1,6 @@
 """The ConfigMap of measured overheads, over objects that are patched as the API server does it."""
 
+import asyncio
 import json
 import time
 from typing import Any, cast
@@ -30,6 +31,7 @@ class Store:
     async def get(self, kind: str, namespace: str, name: str) -> Json | None:
         self._check()
         self.reads += 1
+        await asyncio.sleep(0)
         assert (kind, namespace, name) == ("ConfigMap", "kvtide-system", "measured")
         return self.config_map
 
@@ -89,5 +91,24 @@ async def test_where_it_cannot_be_read_nothing_is_known_and_nobody_fails(refusal
     assert await kept.read() is None
     await kept.write({"smollm2-135m.cpu": CPU})
     store.refusal = None
+    assert await kept.read() == {}  # and it is asked for again at once
+
+
+@pytest.mark.parametrize("refusal", [0, 403, 500])
+async def test_what_was_known_is_kept_where_it_cannot_be_read_or_written(refusal: int, clock: list[float]) -> None:
+    store = Store()
+    kept = opened(store)
+    await kept.read()
+    await kept.write({"smollm2-135m.cpu": CPU})
     clock[0] += KEPT_S + 1
-    assert await kept.read() == {}
+    store.refusal = refusal
+    assert await kept.read() == {"smollm2-135m.cpu": CPU}
+    await kept.write({"smollm2-135m.l4": L4})
+    assert await kept.read() == {"smollm2-135m.cpu": CPU}  # the other is learned, and written, once more
+
+
+async def test_who_asks_at_once_shares_one_reading() -> None:
+    store = Store()
+    kept = opened(store)
+    assert await asyncio.gather(*(kept.read() for _ in range(5))) == [{}] * 5
+    assert store.reads == 1

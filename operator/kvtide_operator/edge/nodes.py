@@ -1,8 +1,8 @@
 """The nodes, read when a plan needs them, and kept for half a minute: a large cluster's list is megabytes."""
 
 import logging
-import time
 
+from kvtide_operator.edge.kept import Kept
 from kvtide_operator.edge.kube import ApiError, Kube
 from kvtide_operator.plan.nodes import NodeDevices
 
@@ -16,15 +16,14 @@ class Nodes:
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
-        self._known: tuple[NodeDevices, ...] | None = None
-        self._read_at = float("-inf")
+        self._kept = Kept(self._list, KEPT_S)
 
     async def read(self) -> tuple[NodeDevices, ...] | None:
-        """All nodes, None where the operator has no right to list them. Raises ApiError where nobody answers."""
-        if time.monotonic() - self._read_at > KEPT_S:
-            self._known = await self._list()
-            self._read_at = time.monotonic()
-        return self._known
+        """All nodes, None where the operator has no right to list them. Raises ApiError where nobody answers.
+
+        A list that takes longer than the caller waits is there for the next one.
+        """
+        return await self._kept.get()
 
     async def _list(self) -> tuple[NodeDevices, ...] | None:
         try:

@@ -2,9 +2,9 @@
 
 import json
 import logging
-import time
 
 from kvtide_operator.api import names
+from kvtide_operator.edge.kept import Kept
 from kvtide_operator.edge.kube import ApiError, Json, Kube
 from kvtide_operator.plan.overheads import Overheads, read_overheads
 
@@ -21,19 +21,18 @@ class OverheadStore:
         self._kube = kube
         self._namespace = namespace
         self._name = name
-        self._known: Overheads | None = None
-        self._read_at = float("-inf")
+        self._kept: Kept[Overheads] = Kept(self._fetch, KEPT_S)
 
     async def read(self) -> Overheads | None:
-        """What is remembered, None where it cannot be read: then nothing may be learned over it either."""
-        if time.monotonic() - self._read_at > KEPT_S:
-            self._read_at = time.monotonic()
-            try:
-                self._known = read_overheads(await self._kube.get("ConfigMap", self._namespace, self._name))
-            except ApiError as error:
-                self._known = None
-                logger.warning("measured overheads of %s/%s: %s", self._namespace, self._name, error)
-        return self._known
+        """What is remembered, or was when it could last be read.
+
+        None where it never could: then nothing may be learned over it either.
+        """
+        try:
+            return await self._kept.get()
+        except ApiError as error:
+            self._say(error)
+            return self._kept.last
 
     async def write(self, learned: Overheads) -> None:
         """Remembers these entries, each by itself: the others are left as they are."""
@@ -41,11 +40,12 @@ class OverheadStore:
         try:
             await self._merge_or_create(data)
         except ApiError as error:
-            logger.warning("measured overheads of %s/%s: %s", self._namespace, self._name, error)
-            self._known = None
+            self._say(error)
             return
-        if self._known is not None:
-            self._known = {**self._known, **learned}
+        self._kept.amend({**(self._kept.last or {}), **learned})
+
+    async def _fetch(self) -> Overheads:
+        return read_overheads(await self._kube.get("ConfigMap", self._namespace, self._name))
 
     async def _merge_or_create(self, data: dict[str, str]) -> None:
         try:
@@ -54,6 +54,9 @@ class OverheadStore:
             if error.status != 404:
                 raise
             await self._kube.create(self._manifest(data))
+
+    def _say(self, error: ApiError) -> None:
+        logger.warning("measured overheads of %s/%s: %s", self._namespace, self._name, error)
 
     def _manifest(self, data: dict[str, str]) -> Json:
         return {

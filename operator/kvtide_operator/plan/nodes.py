@@ -24,26 +24,35 @@ class Taint:
 
 @dataclass(frozen=True)
 class NodeDevices:
-    """A node. allocatable: amounts by resource name, as the API server writes them."""
+    """A node.
+
+    allocatable:  amounts by resource name, as the API server writes them
+    ready:        its kubelet says so; of one that does not, what it has to allocate is what it had
+    """
 
     name: str
     labels: Mapping[str, str]
     allocatable: Mapping[str, str]
     taints: tuple[Taint, ...] = ()
     unschedulable: bool = False
+    ready: bool = True
 
     @classmethod
     def parse(cls, node: Mapping[str, Any]) -> "NodeDevices":
         """Reads a live node."""
-        metadata, spec = node["metadata"], node.get("spec") or {}
+        metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
         return cls(
             name=metadata["name"],
             labels=metadata.get("labels") or {},
-            allocatable=(node.get("status") or {}).get("allocatable") or {},
+            allocatable=status.get("allocatable") or {},
             taints=tuple(
                 Taint(taint["key"], taint.get("value") or "", taint["effect"]) for taint in spec.get("taints") or []
             ),
             unschedulable=bool(spec.get("unschedulable")),
+            ready=any(
+                condition["type"] == "Ready" and condition["status"] == "True"
+                for condition in status.get("conditions") or []
+            ),
         )
 
     def devices(self, resource_name: str) -> int:
@@ -58,6 +67,8 @@ def obstacle(node: NodeDevices, worker: WorkerSpec, resource_name: str, count: i
     Looks at what the pod asks for by worker.nodeSelector, the required part of the node affinity and tolerations;
     not at what is free, which changes by the minute.
     """
+    if not node.ready:
+        return "is not ready"
     if node.unschedulable:
         return "is cordoned"
     if node.devices(resource_name) < count:
