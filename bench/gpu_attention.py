@@ -107,7 +107,10 @@ class Pool:
         self.layer_bytes = sequences * tokens * sum(side.block_bytes for side in sides) // block
         self.layers = max(2, min(32, ROUND_BYTES // self.layer_bytes))
         self.layout = KvLayout(block, 0, (TableLayout(tuple(range(self.layers)), None),), 1)
-        caches = [LayerCache(*(self._arena(side, sequences * blocks) for side in sides), 0) for _ in range(self.layers)]
+        caches = [
+            LayerCache(self._arena(sides[0], sequences * blocks), self._arena(sides[1], sequences * blocks), 0)
+            for _ in range(self.layers)
+        ]
         order = torch.randperm(sequences * blocks).tolist()
         self.held = [Held(order[i * blocks : (i + 1) * blocks]) for i in range(sequences)]
         self.attention = TritonAttention(self.layout, caches, Heads(shape.query_heads, shape.head_dim**-0.5))
@@ -148,7 +151,7 @@ def check(shape: Shape, name: str, block: int) -> float:
     by_head = [side.float().transpose(0, 1)[None] for side in (query, key, value)]
     expected = sdpa(*by_head, causal=True)[0].transpose(0, 1)
     worst = 0.0
-    for ours, theirs in zip(out, expected.split(news), strict=True):
+    for ours, theirs in zip(out, torch.split(expected, news), strict=True):
         worst = max(worst, ((ours.float() - theirs).norm() / theirs.norm()).item())
     assert worst < TOLERANCE[name], f"{shape.name} {name}: off by {worst:.3f} of the result"
     return worst
@@ -163,13 +166,13 @@ def seconds(one_round: Callable[[], object], repeats: int = 10) -> float:
         one_round()
     times = []
     for _ in range(repeats + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) / 1000)
-    return statistics.median(times[2:])
+    return float(statistics.median(times[2:]))
 
 
 def ours(shape: Shape, name: str, load: tuple[int, int], block: int, peak: float) -> Row:
@@ -204,7 +207,7 @@ def torch_round(shape: Shape, load: tuple[int, int], layers: int) -> Callable[[]
 
 def flashinfer_round(shape: Shape, load: tuple[int, int], layers: int) -> Callable[[], object]:
     """FlashInfer's paged decode, pages of 16 tokens."""
-    import flashinfer
+    import flashinfer  # type: ignore[import-not-found]
 
     sequences, tokens = load
     pages = tokens // 16
@@ -230,7 +233,7 @@ def flashinfer_round(shape: Shape, load: tuple[int, int], layers: int) -> Callab
 
 def vllm_round(shape: Shape, load: tuple[int, int], layers: int) -> Callable[[], object]:
     """FlashAttention over pages, as vLLM builds it, pages of 16 tokens."""
-    from vllm.vllm_flash_attn import flash_attn_varlen_func
+    from vllm.vllm_flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     sequences, tokens = load
     pages = tokens // 16

@@ -82,7 +82,7 @@ class TritonAttention:
     def plan(self, spans: Sequence[SequenceSpan]) -> TritonAttentionStep:
         """As `PagedAttention.plan`."""
         first = self.layers[0]
-        launch = decode_launch(self.group, first.key.shape, first.value.shape)
+        launch = decode_launch(first.key.shape, first.value.shape)
         grid = Grid(
             heads=self.kv_heads * -(-self.group // launch.rows),
             programs=self._programs,
@@ -149,7 +149,7 @@ class TritonAttentionStep:
         common = self._constants(cache) | {"SINKS": cache.sinks is not None}
         scale, cap = self._scales()
         if len(plan.decodes):
-            launch = decode_launch(attention.group, cache.key.shape, cache.value.shape)
+            launch = decode_launch(cache.key.shape, cache.value.shape)
             split = plan.parts is not None
             decode_kernel[(attention.kv_heads * -(-attention.group // launch.rows), len(plan.decodes))](
                 packed_query,

@@ -25,23 +25,21 @@ class Launch:
     stages: int
 
 
-def decode_launch(group: int, key: ArenaShape, value: ArenaShape) -> Launch:
-    """The decode kernel's size for query heads in groups of so many.
+def decode_launch(key: ArenaShape, value: ArenaShape) -> Launch:
+    """The decode kernel's size, for any number of query heads: larger groups take several programs.
 
-    16 rows are the least that a tensor core takes. A tile is of 64 tokens whatever the block is, so that a block of 16
-    does not make a loop of small loads (four blocks are then one tile); of 128 where both sides are packed to 4 bits,
-    as a warp then has the fewest instructions for each byte; and of 16 KiB at most. Of five stages, two are the block
-    table's: a load of it, and one of what it names, are each two tiles ahead.
+    16 rows are the least that a tensor core takes, and more do not fit the registers with K and V beside them.
+
+    A tile is of 64 tokens whatever the block is, so that a block of 16 does not make a loop of small loads (four blocks
+    are then one tile), and of 16 KiB at most. Of five stages, two are the block table's: a load of it, and one of what
+    it names, are each two tiles ahead.
+
+    Warps by what the compiler makes of them: four, but two where a side of 4 bits meets one of 8, which four would
+    spill, and where a head's words of four levels are too few columns for four.
     """
-    width = padded(key.head_dim)
-    rows = 16 if group <= 16 or width > 128 else min(padded(group), 64)
-    widest = max(key.bits, value.bits)
-    # Two warps hold what four would spill: the compiler stops at 128 registers for those.
-    mixed = {key.bits, value.bits} == {4, 8} and width <= 128
-    tokens = 128 if widest == 4 and rows == 16 else 64
-    return Launch(
-        rows=rows, tile=max(16, min(tokens, 16384 * 8 // (widest * width))), warps=2 if mixed else 4, stages=5
-    )
+    width, bits = padded(key.head_dim), {key.bits, value.bits}
+    few = 4 in bits and (width == 64 or (width == 128 and 8 in bits))
+    return Launch(rows=16, tile=max(16, min(64, 16384 * 8 // (max(bits) * width))), warps=2 if few else 4, stages=5)
 
 
 @dataclass(frozen=True)

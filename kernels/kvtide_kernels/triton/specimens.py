@@ -68,7 +68,7 @@ def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, target
     head = {"KV_HEADS": KV_HEADS, "DIM": head_dim, "WIDTH": width, "BLOCK": block}
     extra = {"CAPPED": False, "SINKS": False}
     math = "plain" if target.startswith("gfx") else "ptx"
-    decode, prefill = decode_launch(group, key, value), prefill_launch(group, key, value, hopper=target == "sm_90")
+    decode, prefill = decode_launch(key, value), prefill_launch(group, key, value, hopper=target == "sm_90")
     data = decode.tile * (key.data_bytes + value.data_bytes)
     whole = decode.tile * (key.head_bytes + value.head_bytes) // block
     found = [

@@ -33,6 +33,6 @@ def test_kernels_give_what_dense_attention_gives() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("path", [name for name in FILES if name not in ("test_write.py", "test_moves.py")])
+@pytest.mark.parametrize("path", FILES)
 def test_kernels_over_the_whole_matrix(path: str) -> None:
     run([path], "slow")

@@ -39,7 +39,7 @@ def test_refuses_copies_that_depend_on_their_order(pairs: list[tuple[int, int]])
         moves.copy_blocks([filled(BF16, torch.zeros(4, 16, 1, 64), 16)], pairs)
 
 
-@pytest.mark.parametrize("dim", [64, 96])
+@pytest.mark.parametrize("dim", [pytest.param(64, marks=pytest.mark.slow), 96])
 @pytest.mark.parametrize(("old", "new"), [(BF16, INT8), (INT8, INT4), (BF16, INT4)], ids=lambda one: one.name)
 def test_packs_in_place_without_losing_a_block(
     old: VectorFormat, new: VectorFormat, dim: int, monkeypatch: pytest.MonkeyPatch

@@ -30,7 +30,7 @@ def vectors(arena_bytes: torch.Tensor, stored: VectorFormat, dim: int, size: int
 
 
 @pytest.mark.parametrize("stored", FORMATS[:4], ids=name)
-@pytest.mark.parametrize("dim", [64, 96])
+@pytest.mark.parametrize("dim", [pytest.param(64, marks=pytest.mark.slow), 96])
 def test_bytes_are_the_oracles(stored: LayerFormat, dim: int) -> None:
     case = Case(stored, [(0, 17), (0, 1)], dim=dim, kv_heads=2, group=1)
     case.build()
