@@ -52,6 +52,7 @@ def make_state() -> Callable[..., WorkerState]:
         utilization: float | None = None,
         started_at: float = NOW - 600,
         measured: Json | None = None,
+        tokens: tuple[int, int] = (900, 210),
     ) -> WorkerState:
         return WorkerState.model_validate(
             {
@@ -75,7 +76,12 @@ def make_state() -> Callable[..., WorkerState]:
                     "expectedOutputTokens": expected,
                 },
                 "limits": {"batchLimit": limit, "maxBatchLimit": max_limit},
-                "counters": {"preemptions": preemptions, "requests": 5},
+                "counters": {
+                    "preemptions": preemptions,
+                    "promptTokens": tokens[0],
+                    "generationTokens": tokens[1],
+                    "requests": 5,
+                },
                 "memory": {"predicted": {}, "measured": measured or {}},
             }
         )
@@ -87,12 +93,18 @@ def make_state() -> Callable[..., WorkerState]:
 def make_pod() -> Callable[..., Json]:
     """A worker pod as the API server has it."""
 
-    def make(name: str = "chat-a", ready: bool = True, intent: str | None = None, **status: Any) -> Json:
+    def make(
+        name: str = "chat-a",
+        ready: bool = True,
+        intent: str | None = None,
+        created: str = "2025-12-31T12:00:00Z",
+        **status: Any,
+    ) -> Json:
         labels = {"app.kubernetes.io/name": "kvtide-worker", "serving.kvtide.dev/name": "chat"}
         if intent is not None:
             labels["serving.kvtide.dev/intent"] = intent
         return {
-            "metadata": {"name": name, "namespace": "team", "labels": labels},
+            "metadata": {"name": name, "namespace": "team", "creationTimestamp": created, "labels": labels},
             "status": {
                 "phase": "Running",
                 "podIP": "10.0.0.1",

@@ -155,5 +155,5 @@ async def test_what_a_worker_measured_is_in_the_plan_of_the_next_resource(
     cluster.keep({**resource, "spec": spec(device={"kind": "CPU", "memory": "3Gi"})})
     await controller_of(cluster).reconcile("team", "chat")
     plan = cluster.objects[names.KIND, "team", "chat"]["status"]["plan"]
-    assert plan["memory"]["overheadBytes"] == 320 * MIB  # and 20 MiB, which is more than 5 %
+    assert plan["memory"]["overheadBytes"] == 348 * MIB  # and 48 MiB, which is more than 10 %
     assert plan["overheadMeasured"] is True

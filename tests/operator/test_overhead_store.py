@@ -12,8 +12,8 @@ from kvtide_operator.edge.overheads import KEPT_S, OverheadStore
 from kvtide_operator.plan.overheads import Overhead
 
 Json = dict[str, Any]
-CPU = Overhead("smollm2-135m", "cpu", 400, 2, "0.1.0", 100.0, "2026-01-01T00:00:00Z")
-L4 = Overhead("smollm2-135m", "l4", 900, 1, "0.1.0", 200.0, "2026-01-01T00:00:00Z")
+CPU = Overhead("smollm2-135m", "cpu", 400, "registry/worker:1", "0.1.0", 100.0, "2026-01-01T00:00:00Z")
+L4 = Overhead("smollm2-135m", "l4", 900, "registry/worker:1", "0.1.0", 200.0, "2026-01-01T00:00:00Z")
 
 
 class Store:

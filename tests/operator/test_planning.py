@@ -35,7 +35,11 @@ def inspector(model: str, exit_code: int | None = None, message: str = "", ended
         else {"terminated": {"exitCode": exit_code, "message": message, "finishedAt": ended_at}}
     )
     return {
-        "metadata": {"name": "chat-inspect", "labels": {"serving.kvtide.dev/model": model}},
+        "metadata": {
+            "name": "chat-inspect",
+            "creationTimestamp": "2025-12-31T12:00:00Z",
+            "labels": {"serving.kvtide.dev/model": model},
+        },
         "status": {"containerStatuses": [{"name": "inspect", "ready": False, "state": state}]},
     }
 

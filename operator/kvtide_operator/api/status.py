@@ -22,7 +22,7 @@ class PredictedMemory(Api):
 
 
 class MeasuredMemory(Api):
-    """What the fullest ready worker uses, in bytes, adding up to deviceBytes. What it cannot tell is absent."""
+    """What the fullest ready worker uses, in bytes; all but peakBytes add up to deviceBytes. The unknown is absent."""
 
     weights_bytes: int | None = Field(default=None, description="Weights.")
     kv_pool_bytes: int | None = Field(default=None, description="The pool of KV blocks.")
@@ -30,6 +30,7 @@ class MeasuredMemory(Api):
     other_bytes: int | None = Field(default=None, description="Everything else that the device reports as used.")
     free_bytes: int | None = Field(default=None, description="Free memory of the device.")
     device_bytes: int | None = Field(default=None, description="All memory of the device.")
+    peak_bytes: int | None = Field(default=None, description="The most that was used since the model was loaded.")
 
 
 class MemoryStatus(Api):

@@ -34,6 +34,8 @@ class Counters(Api):
     """Counts since the worker's start."""
 
     preemptions: int = Field(default=0, ge=0)
+    prompt_tokens: int = Field(default=0, ge=0)
+    generation_tokens: int = Field(default=0, ge=0)
 
 
 class MemoryState(Api):

@@ -114,10 +114,8 @@ def _fresh(base: Planning, observed: Observed, surroundings: Surroundings, shape
     spec = resource.spec
     image = spec.worker.image or surroundings.worker_image
     device = resolve_device(spec, surroundings.nodes)
-    # What was measured of the operator's own image says nothing of another.
-    if image == surroundings.worker_image:
-        overhead = planned_overhead(surroundings.overheads or {}, shape.name, device.name)
-        device = replace(device, measured_overhead_bytes=overhead)
+    overhead = planned_overhead(surroundings.overheads or {}, shape.name, device, image)
+    device = replace(device, measured_overhead_bytes=overhead)
     warnings = device_warnings(spec, surroundings.nodes)
     try:
         plan = make_plan(spec, shape, device, warnings)

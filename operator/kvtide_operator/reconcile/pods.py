@@ -32,9 +32,15 @@ class Ending:
 
 @dataclass(frozen=True)
 class PodView:
-    """One pod. `deletion_cost` is what its annotation says, None without one; `ready_since` in seconds since 1970."""
+    """One pod. Times in seconds since 1970.
+
+    created_at:     by the API server's clock
+    deletion_cost:  what its annotation says, None without one
+    oom_killed_at:  when a container of it was last killed for its memory, as far as the pod still says
+    """
 
     name: str
+    created_at: float
     ip: str | None
     ready: bool
     ready_since: float | None
@@ -44,6 +50,7 @@ class PodView:
     deletion_cost: int | None
     trouble: Trouble | None
     ending: Ending | None
+    oom_killed_at: float | None = None
 
     @classmethod
     def parse(cls, pod: Mapping[str, Any]) -> "PodView":
@@ -55,6 +62,7 @@ class PodView:
         ready, since = readiness.get("status") == "True", readiness.get("lastTransitionTime")
         return cls(
             name=metadata["name"],
+            created_at=seconds(metadata["creationTimestamp"]),
             ip=status.get("podIP"),
             ready=ready,
             ready_since=seconds(since) if ready and since else None,
@@ -64,6 +72,7 @@ class PodView:
             deletion_cost=int(cost) if cost else None,
             trouble=_trouble(metadata["name"], status),
             ending=_ending(status),
+            oom_killed_at=_oom_killed_at(status),
         )
 
 
@@ -102,6 +111,20 @@ def _container_trouble(name: str, container: Mapping[str, Any]) -> Trouble | Non
         detail = f"exit status {code}, restarted {container.get('restartCount', 0)} times"
         return Trouble(Reason.CONTAINER_CRASH_LOOP_BACK_OFF, f"{name}: {detail}" + (f": {said}" if said else ""))
     return None
+
+
+def _oom_killed_at(status: Mapping[str, Any]) -> float | None:
+    endings = [
+        (container.get(state) or {}).get("terminated") or {}
+        for container in status.get("containerStatuses") or []
+        for state in ("state", "lastState")
+    ]
+    times = [seconds(ended["finishedAt"]) for ended in endings if _oom_killed(ended)]
+    return max(times, default=None)
+
+
+def _oom_killed(ended: Mapping[str, Any]) -> bool:
+    return ended.get("reason") == "OOMKilled" and bool(ended.get("finishedAt"))
 
 
 def _ending(status: Mapping[str, Any]) -> Ending | None:

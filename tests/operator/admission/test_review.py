@@ -102,7 +102,7 @@ def test_a_device_that_the_nodes_tell_of(make_review: Review, nodes: Nodes | Non
 
 
 def test_it_counts_with_what_was_measured_as_a_pass_does(make_review: Review) -> None:
-    measured = Overhead("llama-2-13b", "gpu", 300 << 20, 1, "0.1.0", 0.0, "2026-01-01T00:00:00Z")
+    measured = Overhead("llama-2-13b", "gpu", 300 << 20, "registry/worker:1", "0.1.0", 0.0, "2026-01-01T00:00:00Z")
     overheads = {overhead_key(measured.model, measured.device): measured}
     # Somewhere between its weights of 24.2 GiB and 32 GiB the estimate, which is larger, still refuses.
     asked = [make_review(device={"kind": "GPU", "memory": f"{memory}Mi"}) for memory in range(24 << 10, 32 << 10, 256)]
