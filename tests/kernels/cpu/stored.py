@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -35,19 +36,20 @@ class Held:
 
 @dataclass(frozen=True)
 class Result:
-    """What came out, what should have, and the latter with all values positive: how large the terms were."""
+    """What came out, and what says what should have, of the values."""
 
     got: torch.Tensor
-    expected: torch.Tensor
-    terms: torch.Tensor
+    attend_to: Callable[[torch.Tensor], torch.Tensor]
+    values: torch.Tensor
 
     def check(self) -> None:
         """bfloat16 rounds a result by 2^-8 of it, and the weights of values in bfloat16 by as much: 2^-7 together.
 
         Of a head's largest terms, as rotated values spread what is rounded over all elements.
         """
-        error = (self.got - self.expected).abs()
-        worst = (error / self.terms.amax(-1, keepdim=True)).max().item()
+        error = (self.got - self.attend_to(self.values)).abs()
+        # With all values positive, attention is how large the terms were.
+        worst = (error / self.attend_to(self.values.abs()).amax(-1, keepdim=True)).max().item()
         assert worst <= 2**-7, f"an error of {worst:.5f} of the terms"
 
 
@@ -130,7 +132,7 @@ class Cache:
                 soft_cap=self.softcap or None,
                 sinks=self.sinks,
             )
-            results.append(Result(got.double(), attend_to(values), attend_to(values.abs())))
+            results.append(Result(got.double(), attend_to, values))
             held.keys.append(kept_key)
             held.values.append(kept_value)
             held.past += new

@@ -12,6 +12,7 @@ import pytest
 from kvtide_kernels.cpu import build, library
 
 
+@pytest.mark.slow
 def test_builds_what_a_folder_lacks_and_no_more(tmp_path: Path) -> None:
     """As in an image: by a process without torch, for every instruction set; the second time nothing is compiled."""
     command = [sys.executable, "-X", "importtime", "-m", "kvtide_kernels.cpu.build", str(tmp_path)]

@@ -70,27 +70,17 @@ class Tile {
     }
 
     void score(const Tokens* groups, int ng, const Tokens* next) {
-        for (int g = 0; g < ng; ++g) pack_keys(groups[g], next[g], g);
-        if (format_ == BF16) {
-            multiply<Factors::FLOATS>(rows_, dim_ / 2, ng, TILE, query_bf16_, nullptr, 2 * MAX_DIM,
-                                      [&](int row, int v, __m512 sum) {
-                                          _mm512_store_ps(scores_ + row * TILE + 16 * v,
-                                                          _mm512_mul_ps(sum, _mm512_set1_ps(query_scale_[row])));
-                                      });
+        if (format_ != BF16) load_scales(groups, ng, format_);
+        const auto store = [&](int row, int v, auto sum) INLINE { set_score(row, v, sum); };
+        if (rows_ <= FEW) {
+            for (int g = 0; g < ng; ++g) score_few(groups[g], next[g], g);
             return;
         }
-        load_scales(groups, ng, format_);
-        multiply<Factors::SIGNED>(
-            rows_, dim_ / 4, ng, TILE, query_high_, query_low_, MAX_DIM, [&](int row, int v, __m512i sum) {
-                const int32_t bias = format_ == INT8 ? 128 * query_sum_[row] : 0;
-                const __m512 dot = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(bias)));
-                const __m512 unit = _mm512_mul_ps(_mm512_load_ps(scale_ + 16 * v), _mm512_set1_ps(query_scale_[row]));
-                __m512 score = _mm512_mul_ps(dot, unit);
-                if (format_ == INT4)
-                    score = _mm512_fmadd_ps(_mm512_load_ps(zero_ + 16 * v),
-                                            _mm512_set1_ps(query_scale_[row] * float(query_sum_[row])), score);
-                _mm512_store_ps(scores_ + row * TILE + 16 * v, score);
-            });
+        for (int g = 0; g < ng; ++g) pack_keys(groups[g], next[g], g);
+        if (format_ == BF16)
+            multiply<Factors::FLOATS>(rows_, dim_ / 2, ng, TILE, query_bf16_, nullptr, 2 * MAX_DIM, store);
+        else
+            multiply<Factors::SIGNED>(rows_, dim_ / 4, ng, TILE, query_high_, query_low_, MAX_DIM, store);
     }
 
     void expect_values(const Tokens* groups, int ng) {
@@ -178,6 +168,7 @@ class Tile {
     }
 
   private:
+    static constexpr int FEW = 4;
     static constexpr auto PREFETCH = _MM_HINT_T1;
 
     // The largest 256 * high + low of two signed bytes, and of two unsigned ones with room to round up in.
@@ -350,6 +341,84 @@ class Tile {
                 }
             }
         }
+    }
+
+    void set_score(int row, int v, __m512 sum) {
+        _mm512_store_ps(scores_ + row * TILE + 16 * v, _mm512_mul_ps(sum, _mm512_set1_ps(query_scale_[row])));
+    }
+
+    void set_score(int row, int v, __m512i sum) {
+        const int32_t bias = format_ == INT8 ? 128 * query_sum_[row] : 0;
+        const __m512 dot = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(bias)));
+        const __m512 unit = _mm512_mul_ps(_mm512_load_ps(scale_ + 16 * v), _mm512_set1_ps(query_scale_[row]));
+        __m512 score = _mm512_mul_ps(dot, unit);
+        if (format_ == INT4)
+            score = _mm512_fmadd_ps(_mm512_load_ps(zero_ + 16 * v),
+                                    _mm512_set1_ps(query_scale_[row] * float(query_sum_[row])), score);
+        _mm512_store_ps(scores_ + row * TILE + 16 * v, score);
+    }
+
+    // For few rows keys are multiplied while they are in registers: storing them costs as much as multiplying.
+    void score_few(const Tokens& some, const Tokens& next, int g) {
+        prefetch_scales(next);
+        const bool all = whole(some, vector_bytes(format_, dim_));
+        const auto go = [&](auto format, auto rows) {
+            all ? score_few<format, rows, true>(some, next, g) : score_few<format, rows, false>(some, next, g);
+        };
+        const auto pick = [&](auto format) {
+            if (rows_ == 1) go(format, Number<1>());
+            else if (rows_ == 2) go(format, Number<2>());
+            else if (rows_ == 3) go(format, Number<3>());
+            else go(format, Number<4>());
+        };
+        if (format_ == BF16) pick(Number<BF16>());
+        else if (format_ == INT8) pick(Number<INT8>());
+        else pick(Number<INT4>());
+    }
+
+    template <int FORMAT, int R, bool WHOLE>
+    void score_few(const Tokens& some, const Tokens& next, int g) {
+        const int bytes = vector_bytes(FORMAT, dim_);
+        const __m512i sign = _mm512_set1_epi8(char(0x80)), nibble = _mm512_set1_epi8(15);
+        __m512 floats[R] = {};
+        __m512i high[R] = {}, low[R] = {};
+        const auto multiply_few = [&](int k, __m512i column) INLINE {
+            each<R>([&](auto i) INLINE {
+                const __m512i first = _mm512_set1_epi32(dword(query_high_ + i * MAX_DIM, k));
+                const __m512i second = _mm512_set1_epi32(dword(query_low_ + i * MAX_DIM, k));
+                high[i] = _mm512_dpbusd_epi32(high[i], column, first);
+                low[i] = _mm512_dpbusd_epi32(low[i], column, second);
+            });
+        };
+        for (int at = 0; at < bytes; at += 64) {
+            const __mmask64 mask = first_bytes(bytes - at);
+            prefetch(next, 16 * at, 16);
+            __m512i r[16];
+            each<16>([&](auto t) INLINE { r[t] = load<WHOLE>(some, t, at, mask); });
+            transpose(r);
+            const int held = (bytes - at) / 4;
+            each<16>([&](auto j) INLINE {
+                if (!WHOLE && j >= held) return;
+                const int k = at / 4 + j;
+                if constexpr (FORMAT == BF16) {
+                    each<R>([&](auto i) INLINE {
+                        const auto* q = reinterpret_cast<const uint8_t*>(query_bf16_ + i * MAX_DIM);
+                        floats[i] = _mm512_dpbf16_ps(floats[i], (__m512bh)r[j], (__m512bh)_mm512_set1_epi32(dword(q, k)));
+                    });
+                } else if constexpr (FORMAT == INT8) {
+                    multiply_few(k, _mm512_xor_si512(r[j], sign));
+                } else {
+                    multiply_few(2 * k, _mm512_and_si512(r[j], nibble));
+                    multiply_few(2 * k + 1, _mm512_and_si512(_mm512_srli_epi16(r[j], 4), nibble));
+                }
+            });
+        }
+        each<R>([&](auto i) INLINE {
+            if constexpr (FORMAT == BF16)
+                set_score(i, g, floats[i]);
+            else
+                set_score(i, g, _mm512_add_epi32(_mm512_slli_epi32(high[i], 8), low[i]));
+        });
     }
 
     void put(int at, __m512i x) { _mm512_store_si512(packed_ + at, x); }
