@@ -235,7 +235,7 @@ def ask_hf_mem(folder: Path, tokens: int, batch: int) -> tuple[int, int]:
             return httpx2.Response(200, content=file.read(last - first + 1))
 
     client = httpx2.AsyncClient
-    httpx2.AsyncClient = lambda **_: client(transport=httpx2.MockTransport(hub))
+    httpx2.AsyncClient = lambda **_: client(transport=httpx2.MockTransport(hub))  # type: ignore[misc, assignment]
     result = asyncio.run(
         arun("any/model", experimental=True, max_model_len=tokens, batch_size=batch,
                         kv_cache_dtype="bfloat16")
@@ -275,14 +275,15 @@ def ask_kvtide(folder: Path, tokens: int, batch: int) -> tuple[int, int]:
 ASK = {"hf-mem": ask_hf_mem, "hf-vram-calc": ask_hf_vram_calc, "kvtide": ask_kvtide}
 
 
-def _ask(python: Path, estimator: str, folder: Path, case: Case) -> list[int] | str:
+def _ask(python: Path, estimator: str, folder: Path, case: Case) -> tuple[int, int] | str:
     """The answer of an estimator in a process of its own, or the last line of its complaint."""
-    command = [python, "-m", "bench.estimators", "--ask", estimator, folder, str(case.tokens), str(case.batch)]
+    asked = ("--ask", estimator, str(folder), str(case.tokens), str(case.batch))
+    command = [str(python), "-m", "bench.estimators", *asked]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     if done.returncode:
         return (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
-    answer: list[int] = json.loads(done.stdout)
-    return answer
+    weights, kv = json.loads(done.stdout)
+    return int(weights), int(kv)
 
 
 def main() -> None:
@@ -307,8 +308,8 @@ def main() -> None:
             print(f"  {'arithmetic':14}{write_model(folder, case.config):>20,}{case.kv_bytes:>20,}  {case.arithmetic}")
             for estimator in ASK:
                 interpreter = python if estimator in ESTIMATORS else Path(sys.executable)
-                answer = _ask(interpreter, estimator, folder, case)
-                row = answer if isinstance(answer, str) else "".join(f"{number:>20,}" for number in answer)
+                said = _ask(interpreter, estimator, folder, case)
+                row = said if isinstance(said, str) else "".join(f"{number:>20,}" for number in said)
                 print(f"  {estimator:14}{row}", flush=True)
 
 

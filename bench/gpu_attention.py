@@ -166,7 +166,7 @@ def seconds(one_round: Callable[[], object], repeats: int = 10) -> float:
         one_round()
     times = []
     for _ in range(repeats + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()
         end.record()
