@@ -61,8 +61,11 @@ def prefill_launch(group: int, key: ArenaShape, value: ArenaShape, *, hopper: bo
     hopper: a device whose tensor cores take operands from shared memory (capability 9.0). Others hold them in
     registers, and larger tiles than these do not fit there.
     """
-    wide = padded(max(key.head_dim, value.head_dim)) > 128
-    launch = Launch(rows=128, tile=64, warps=8, stages=2)
-    if wide or not hopper:
+    if padded(key.head_dim) > 128:
+        mixed = {key.bits, value.bits} == {4, 8}
+        launch = Launch(rows=64, tile=16 if mixed and not hopper else 32, warps=8, stages=2)
+    elif hopper:
+        launch = Launch(rows=128, tile=64, warps=8, stages=2)
+    else:
         launch = Launch(rows=64, tile=32, warps=4, stages=2)
     return PrefillLaunch(launch, heads=min(group, 16))
