@@ -44,6 +44,7 @@ def expected(model: Path) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 def test_tokens_equal_transformers(model: Path, expected: list[list[int]]) -> None:
     engine = load(model)
     assert [generate(engine, [prompt], NEW_TOKENS)[0] for prompt in PROMPTS] == expected
