@@ -53,6 +53,7 @@ def test_tokens_equal_transformers(model: Path, expected: list[list[int]]) -> No
     assert (state.free_blocks, state.live_tokens, state.preemptions) == (state.num_blocks, 0, 0)
 
 
+@pytest.mark.slow
 def test_being_put_back_changes_no_token(model: Path, expected: list[list[int]]) -> None:
     """A lower limit puts the newest back, whose windows are computed again; the pool lets few in at once.
 
