@@ -51,7 +51,7 @@ def test_an_instruction_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shares_torchs_threads() -> None:
     """One libgomp in a process of the kernels', torch's; with two there would be two pools of threads."""
     program = (
-        "from pathlib import Path; from kvtide_kernels.cpu import library; assert library.library();"
+        "from pathlib import Path; import torch; from kvtide_kernels.cpu import library; assert library.library();"
         "print(*{line.split()[-1] for line in Path('/proc/self/maps').read_text().splitlines() if 'libgomp' in line})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
