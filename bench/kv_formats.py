@@ -97,6 +97,7 @@ VARIANTS: Mapping[str, Variant] = {
     "K8V4, values not rotated": Variant(through(INT8), asymmetric),
     "K8V4": Variant(through(INT8), through(INT4)),
     "K8V4, key basis": Variant(through(INT8), through(INT4), basis=True),
+    "K8V4, key basis, last 32 in BF16": Variant(through(INT8), through(INT4), basis=True, recent=32),
     "INT4 not rotated": Variant(asymmetric, asymmetric),
     "INT4": Variant(through(INT4), through(INT4)),
     "INT4, groups of 32": Variant(grouped, grouped),
