@@ -43,8 +43,16 @@ class Case:
 
     def budget(self, context_tokens: int) -> Budget:
         """What is taken of a device where the longest sequence has so many tokens."""
-        # Only activations and tables depend on the context, and a search asks for many contexts.
-        return self._budget_at_no_context.at_context(self._local, self.device.kind, context_tokens, self.batch_cap)
+        # Only activations and tables depend on the context. A search asks for many, and all else for the same again.
+        known = self._budgets.get(context_tokens)
+        if known is None:
+            known = self._budget_at_no_context.at_context(self._local, self.device.kind, context_tokens, self.batch_cap)
+            self._budgets[context_tokens] = known
+        return known
+
+    @cached_property
+    def _budgets(self) -> dict[int, Budget]:
+        return {}
 
     @cached_property
     def _local(self) -> ModelShape:
