@@ -18,8 +18,9 @@ from kvtide_sizing.shape import LayerShape, ModelShape
 
 _BF16, _FLOAT32, _INT64, _INT32 = 2, 4, 8, 4
 
-# Decoding sequences that the CPU attends to at once have so many tokens together, or there is one: kvtide_kernels'
-# torch_decode.GATHER_TOKENS, which cannot be imported here.
+# Tokens that a group of decoding sequences gathers at most on a CPU, unless one sequence has more. Measured with the
+# heads of SmolLM2-135M and Gemma 3 270M on two cores: from 1024 to 16384 nothing differs beyond the noise, and with no
+# bound a step of 64 sequences of 1000 tokens takes twice as long, as every copy is of new pages.
 GATHER_TOKENS = 4096
 
 # Each of torch's threads has scores and sums of its own, at most 0.4 MiB; how many there will be is not known when a

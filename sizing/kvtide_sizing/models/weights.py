@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from kvtide_sizing.shape import LayerShape, Split, WeightGroup
 
-QUERY_AND_OUTPUT, KEY_AND_VALUE, MLP, EXPERTS = "query and output", "key and value", "mlp", "experts"
+QUERY_AND_OUTPUT, KEY_AND_VALUE, MLP = "query and output", "key and value", "mlp"
 
 
 class Tally:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtide_sizing.models.config import Config
 from kvtide_sizing.models.decoder import decoder_shape, routed_width
-from kvtide_sizing.models.weights import EXPERTS, QUERY_AND_OUTPUT, Tally
-from kvtide_sizing.shape import LayerShape, ModelShape, Split
+from kvtide_sizing.models.weights import QUERY_AND_OUTPUT, Tally
+from kvtide_sizing.shape import EXPERTS, LayerShape, ModelShape, Split
 
 
 def deepseek_v2(config: Config, architecture: str) -> ModelShape:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvtide_sizing.models.attention import layers_of
 from kvtide_sizing.models.config import Config
 from kvtide_sizing.models.decoder import decoder_shape, routed_width
-from kvtide_sizing.models.weights import EXPERTS, Tally
-from kvtide_sizing.shape import ModelShape, Split
+from kvtide_sizing.models.weights import Tally
+from kvtide_sizing.shape import EXPERTS, ModelShape, Split
 
 _DEFAULTS = {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "attention_bias": True}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvtide_sizing.models.attention import Slides, always, layers_of
 from kvtide_sizing.models.config import Config
 from kvtide_sizing.models.decoder import decoder_shape, gated_decoder, routed_width
-from kvtide_sizing.models.weights import EXPERTS, Tally
-from kvtide_sizing.shape import ModelShape
+from kvtide_sizing.models.weights import Tally
+from kvtide_sizing.shape import EXPERTS, ModelShape
 
 
 def qwen2(config: Config, architecture: str) -> ModelShape:
