@@ -12,7 +12,7 @@ from kvtide_worker.models.checkpoint import Checkpoint
 from kvtide_worker.models.config import ModelConfig
 from kvtide_worker.models.layers import normalise, project
 from kvtide_worker.models.rope import RotaryEmbedding, rotate
-from kvtide_worker.models.weights import WeightLoader
+from kvtide_worker.models.weights import WeightLoader, loaded_bytes
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,7 @@ class LlamaModel:
     @property
     def weights_bytes(self) -> int:
         """Bytes of all weights; tied ones count once."""
-        tensors = [self._embedding, self._norm]
-        if not self.config.tied_embeddings:
-            tensors.append(self._lm_head)
-        for layer in self._layers:
-            tensors.extend(vars(layer).values())
-        return sum(tensor.nbytes for tensor in tensors)
+        return loaded_bytes((self._embedding, self._norm, self._lm_head), self._layers)
 
     @torch.inference_mode()
     def forward(
