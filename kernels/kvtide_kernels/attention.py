@@ -25,23 +25,41 @@ class BlockTable(Protocol):
         """The blocks that are left, in order."""
         ...
 
+    @property
+    def recent(self) -> Sequence[int]:
+        """The blocks of its recent tokens, `KvLayout.recent_blocks` of them: nobody else's."""
+        ...
+
 
 @dataclass(frozen=True)
 class SequenceSpan:
     """One sequence's share of a step: new_tokens that follow past_tokens whose keys and values the pool has.
 
-    tables:  its block tables, as the layout has them; each holds the new tokens too, and what they attend to
+    tables:       its block tables, as the layout has them; each holds the new tokens too, and what they attend to
+    recent_from:  the oldest token that its recent blocks may have: what was written before it came from elsewhere
     A decode step has one new token, a prefill chunk has more.
+
+    In layers with a 4-bit side the last tokens are attended to in BF16. A chunk's own are taken as they came, and of
+    its past the recent ones; a decode's own token counts among the recent ones.
     """
 
     tables: Sequence[BlockTable]
     past_tokens: int
     new_tokens: int
+    recent_from: int = 0
 
     @property
     def total_tokens(self) -> int:
         """Past and new tokens."""
         return self.past_tokens + self.new_tokens
+
+    def recent_tokens(self, layout: KvLayout) -> range:
+        """The tokens that the recent blocks have once a decode has written its own, or before a chunk writes any.
+
+        Every token attends to those of them that its window lets it see in BF16, and to older ones as they are stored.
+        """
+        end = self.total_tokens if self.new_tokens == 1 else self.past_tokens
+        return range(min(end, max(self.recent_from, end - layout.recent)), end)
 
     def needed_blocks(self, table: TableLayout, block_size: int) -> range:
         """The numbers of a table's blocks that the new tokens lie in or attend to."""
@@ -59,6 +77,11 @@ class SequenceSpan:
         if len(self.tables) != len(layout.tables):
             raise ValueError(f"a span has {len(self.tables)} block tables, but the layout {len(layout.tables)}")
         for number, (table, of_layers) in enumerate(zip(self.tables, layout.tables, strict=True)):
+            if len(table.recent) != layout.recent_blocks:
+                raise ValueError(
+                    f"the last {layout.recent} tokens need {layout.recent_blocks} blocks of {layout.block_size}, but "
+                    f"table {number} has {len(table.recent)} for them"
+                )
             needed = self.needed_blocks(of_layers, layout.block_size)
             held = range(table.first, table.first + len(table.blocks))
             if not held.start <= needed.start < needed.stop <= held.stop:

@@ -8,6 +8,7 @@ import torch
 
 from kvtide_kernels.codec import Packed, check_served, data_bytes
 from kvtide_sizing.formats import VectorFormat
+from kvtide_sizing.memory.kv import KvLayout
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,19 @@ class BlockView:
             None if self.scale is None else self.scale[blocks, :, slots],
             None if self.zero is None else self.zero[blocks, :, slots],
         )
+
+
+@dataclass(frozen=True)
+class RecentView:
+    """What the same arena has in blocks that hold recent tokens, of any format beside: BF16, one head after another.
+
+    vectors: bfloat16 [num_blocks, kv_heads, recent_per_block, dim] from the beginning of each head's bytes
+    """
+
+    vectors: torch.Tensor
+
+    @classmethod
+    def of(cls, arena: torch.Tensor, layout: KvLayout, dim: int) -> RecentView:
+        """The views of an arena uint8 [num_blocks, kv_heads, bytes] for vectors of dim elements."""
+        held = arena[..., : layout.recent_per_block * 2 * dim].view(torch.bfloat16)
+        return cls(held.unfold(2, dim, dim))

@@ -2,7 +2,7 @@
 
 For a vector x of dim elements in float32, where f16 rounds to float16 and round rounds halves to even:
 
-    BF16    element i at bytes 2i and 2i + 1, low byte first
+    BF16    element i at bytes 2i and 2i + 1, low byte first; FLOAT32 likewise at 4i to 4i + 3
     INT8    scale = f16(max |x| / 127)          n = clamp(round(x / scale), -127, 127)      x ~ scale · n
             element i at byte i, two's complement
     INT4    y = hadamard(x)
@@ -25,9 +25,12 @@ from dataclasses import dataclass
 import torch
 
 from kvtide_kernels.hadamard import hadamard
-from kvtide_sizing.formats import BF16, INT4, INT8, VectorFormat
+from kvtide_sizing.formats import BF16, FLOAT32, INT4, INT8, VectorFormat
 
-_SERVED = (BF16, INT8, INT4)
+_SERVED = (BF16, INT8, INT4, FLOAT32)
+
+# What is stored as it is.
+DTYPES = {BF16: torch.bfloat16, FLOAT32: torch.float32}
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,8 @@ def is_rotated(stored: VectorFormat) -> bool:
 def encode(stored: VectorFormat, x: torch.Tensor) -> Packed:
     """Vectors [..., dim] of any floating dtype, encoded. Raises ValueError for a format without an encoder."""
     check_served(stored)
-    if stored is BF16:
-        return Packed(x.to(torch.bfloat16).contiguous().view(torch.uint8))
+    if stored in DTYPES:
+        return Packed(x.to(DTYPES[stored]).contiguous().view(torch.uint8))
     if stored is INT8:
         scale, _ = _usable(x.float().abs().amax(-1) / 127, torch.zeros(()))
         levels = _levels(x.float(), scale, -127, 127).to(torch.int8)
@@ -76,7 +79,7 @@ def decode_stored(stored: VectorFormat, packed: Packed, dim: int) -> torch.Tenso
     """As `decode`, but rotated still where the format rotates: what attention reads."""
     check_served(stored)
     if packed.scale is None:
-        return packed.data.contiguous().view(torch.bfloat16).float()
+        return packed.data.contiguous().view(DTYPES[stored]).float()
     scale = packed.scale.float()[..., None]
     if packed.zero is None:
         return packed.data.view(torch.int8).float() * scale

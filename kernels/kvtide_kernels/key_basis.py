@@ -25,7 +25,10 @@ _UNSEEN = 1e-3
 
 @dataclass(frozen=True)
 class KeyBasis:
-    """One layer's: of_key [kv_heads, head_dim, head_dim] is M', of_query M^-1, centre [kv_heads, head_dim] is c."""
+    """One layer's: of_key [kv_heads, head_dim, head_dim] is M', of_query M^-1, centre [kv_heads, head_dim] is c.
+
+    In float32: with bfloat16 the two would no longer be each other's inverse.
+    """
 
     of_key: torch.Tensor
     of_query: torch.Tensor
@@ -52,36 +55,39 @@ def fit_key_basis(
     """
     tokens, kv_heads, dim = key.shape
     behind = torch.arange(tokens)[:, None] - torch.arange(tokens)
-    hidden = (behind < 0) | (behind >= (tokens if window is None else window))
+    hidden = ((behind < 0) | (behind >= (tokens if window is None else window))).to(key.device)
     heads = [
         _fit_head(heads_query.double(), head_key.double(), scale, hidden, centred)
         for heads_query, head_key in zip(query.view(tokens, kv_heads, -1, dim).unbind(1), key.unbind(1), strict=True)
     ]
     of_key, of_query, centre = (torch.stack(parts).float() for parts in zip(*heads, strict=True))
-    return KeyBasis(of_key, of_query, centre)
+    return KeyBasis(of_key.contiguous(), of_query.contiguous(), centre)
 
 
 def _fit_head(
     query: torch.Tensor, key: torch.Tensor, scale: float, hidden: torch.Tensor, centred: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """M', M^-1 and c of one KV head: query [tokens, group, dim], key [tokens, dim]."""
-    scores = torch.einsum("qgd,kd->gqk", query, key) * scale
-    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
-    # How much a probability changes with its score: an error is free where nobody looks, or where nothing else is.
-    matters = weights * (1 - weights)
-    of_keys, of_queries = matters.sum((0, 1)), matters.sum(2).T
+    of_keys, of_queries = torch.zeros_like(key[:, 0]), torch.zeros_like(query[..., 0])
+    # A head at a time: a group of 32 would take gigabytes of scores.
+    for head in range(query.shape[1]):
+        weights = (query[:, head] @ key.T * scale).masked_fill_(hidden, -math.inf).softmax(-1)
+        # How much a probability changes with its score: an error is free where nobody looks, or where nothing else is.
+        matters = weights * (1 - weights)
+        of_keys += matters.sum(0)
+        of_queries[:, head] = matters.sum(1)
     centre = (of_keys @ key) / of_keys.sum() if centred else torch.zeros_like(key[0])
     key_moments = _moments(key - centre, of_keys)
     query_moments = _moments(query.flatten(0, 1), of_queries.flatten())
     root, inverse_root = _power(key_moments, 0.5), _power(key_moments, -0.5)
     values, vectors = torch.linalg.eigh(inverse_root @ _power(root @ query_moments @ root, 0.5) @ inverse_root)
-    lengths, spread = values.sqrt(), _spreading(len(values))
+    lengths, spread = values.sqrt(), _spreading(len(values)).to(key.device)
     return (vectors * lengths) @ spread.T, (vectors / lengths) @ spread.T, centre
 
 
 def _moments(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     moments = (rows * weights[:, None]).T @ rows / weights.sum()
-    return moments + _UNSEEN * moments.diagonal().mean() * torch.eye(len(moments))
+    return moments + _UNSEEN * moments.diagonal().mean() * torch.eye(len(moments), device=rows.device)
 
 
 def _power(matrix: torch.Tensor, exponent: float) -> torch.Tensor:

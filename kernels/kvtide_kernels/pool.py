@@ -2,97 +2,126 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from kvtide_sizing.formats import BF16
+from kvtide_kernels.codec import check_served
+from kvtide_sizing.formats import LayerFormat, VectorFormat
 from kvtide_sizing.memory.kv import KvLayout
+
+
+@dataclass(frozen=True)
+class StoredLayer:
+    """One layer's keys and values in all blocks.
+
+    key, value:  uint8 [num_blocks, kv_heads, block_size · vector bytes], as `BlockView` reads them; heads and blocks
+                 may be further apart than that
+    table:       which of the layout's tables serves it
+    """
+
+    format: LayerFormat
+    key: torch.Tensor
+    value: torch.Tensor
+    table: int
 
 
 @dataclass(frozen=True)
 class KVPool:
     """Keys and values of all layers, cut into blocks of one size that any block table may hold.
 
-        storage [slots, 2, num_blocks, kv_heads, block_size, head_dim]     one allocation
-                   │    └ 0 keys, 1 values
-                   └ a table's layers have a slot each; a layer of another table has the same, in other blocks
+        slots[slot]      two arenas, of keys and of values: uint8 [num_blocks, kv_heads, bytes], side by side in storage
+        layers[layer]    what its format takes of its slot's
 
-        layers   w w f w w f       slot 0: 2, 0, 3      block 7, if a table of (0, 1) holds it,
-        tables   (2, 5) (0, 1)     slot 1: 5, 1, 4      has layer 0 in slot 0 and layer 1 in slot 1
-                 (3, 4)
+        layers   w w f w w f       slot 0: 2, 0, 1      block 7, if a table of (0, 3) holds it,
+        tables   (2, 5) (0, 3)     slot 1: 5, 3, 4      has layer 0 in slot 0 and layer 3 in slot 1
+                 (1, 4)
 
-    keys[layer], values[layer]:  views [num_blocks, kv_heads, block_size, head_dim] of the layer's slot
-    tables[layer]:               which of the layout's tables serves the layer
-
-    A head's tokens lie side by side within a block ("bhsd"), so that attention reads whole rows of head_dim.
+    A slot's sides are as wide as in the widest layer that has the slot. A head's tokens lie side by side in a block.
     """
 
     layout: KvLayout
+    head_dim: int
     storage: torch.Tensor
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
-    tables: tuple[int, ...]
+    layers: tuple[StoredLayer, ...]
 
     @classmethod
     def allocate(
         cls,
         layout: KvLayout,
+        formats: Sequence[LayerFormat],
         *,
         num_blocks: int,
         kv_heads: int,
         head_dim: int,
-        dtype: torch.dtype,
         device: torch.device,
     ) -> KVPool:
         """Take the pool's memory and write to every page of it: no later step can fail for lack of it.
 
-        num_blocks: in the layout's sense, of all tables together
+        formats: each layer's; num_blocks: in the layout's sense, of all tables together
 
-        Raises ValueError where blocks of these heads have another size than the layout's; RuntimeError (torch's own,
-        OutOfMemoryError on a GPU) where the device does not have the memory.
+        Raises ValueError where blocks of these heads and formats have another size than the layout's, and for a format
+        without a codec; RuntimeError (torch's own, OutOfMemoryError on a GPU) where the device does not have the
+        memory.
         """
-        slots = len(layout.tables[0].layers)
-        block_bytes = slots * 2 * kv_heads * layout.block_size * head_dim * dtype.itemsize
-        # The layout counts what the formats' table says; a pool of float32 is an instrument, and takes twice of that.
-        planned_bytes = layout.block_bytes * 8 * dtype.itemsize // BF16.bits
-        if block_bytes != planned_bytes:
+        slots = list(zip(*(table.layers for table in layout.tables), strict=True))
+        widths = [
+            max(layout.block_size * side(formats[layer]).vector_bytes(head_dim) for layer in slot)
+            for slot in slots
+            for side in _SIDES
+        ]
+        block_bytes = kv_heads * sum(widths)
+        if block_bytes != layout.block_bytes:
             raise ValueError(
-                f"{num_blocks} blocks of {layout.block_size} tokens, {slots} layers, {kv_heads} KV heads of {head_dim} "
-                f"in {dtype} take {num_blocks * block_bytes} bytes, but the layout plans {num_blocks * planned_bytes}"
+                f"{num_blocks} blocks of {layout.block_size} tokens, {len(slots)} layers and {kv_heads} KV heads of "
+                f"{head_dim} take {num_blocks * block_bytes} bytes, but the layout plans "
+                f"{num_blocks * layout.block_bytes}"
             )
-        storage = torch.empty(
-            (slots, 2, num_blocks, kv_heads, layout.block_size, head_dim), dtype=dtype, device=device
-        ).zero_()
-        places = sorted(
-            (layer, table, slot)
-            for table, of_layers in enumerate(layout.tables)
-            for slot, layer in enumerate(of_layers.layers)
-        )
-        return cls(
-            layout,
-            storage,
-            keys=tuple(storage[slot, 0] for _, _, slot in places),
-            values=tuple(storage[slot, 1] for _, _, slot in places),
-            tables=tuple(table for _, table, _ in places),
-        )
+        storage = torch.empty(num_blocks * block_bytes, dtype=torch.uint8, device=device).zero_()
+        arenas = iter(_cut(storage, num_blocks, kv_heads, widths))
+        layers: dict[int, StoredLayer] = {}
+        for slot in slots:
+            keys, values = next(arenas), next(arenas)
+            for table, layer in enumerate(slot):
+                stored = formats[layer]
+                key, value = (
+                    arena[..., : layout.block_size * side(stored).vector_bytes(head_dim)]
+                    for arena, side in zip((keys, values), _SIDES, strict=True)
+                )
+                layers[layer] = StoredLayer(stored, key, value, table)
+        return cls(layout, head_dim, storage, tuple(layers[layer] for layer in sorted(layers)))
 
     @property
     def num_blocks(self) -> int:
         """Blocks in the pool, whichever table holds them."""
-        return self.storage.shape[2]
+        return self.layers[0].key.shape[0]
 
     @property
     def kv_heads(self) -> int:
         """KV heads of each layer."""
-        return self.storage.shape[3]
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of one head of one token."""
-        return self.storage.shape[5]
+        return self.layers[0].key.shape[1]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole pool."""
         return self.storage.nbytes
+
+
+def _key(stored: LayerFormat) -> VectorFormat:
+    check_served(stored.key)
+    return stored.key
+
+
+def _value(stored: LayerFormat) -> VectorFormat:
+    check_served(stored.value)
+    return stored.value
+
+
+_SIDES = (_key, _value)
+
+
+def _cut(storage: torch.Tensor, num_blocks: int, kv_heads: int, widths: Sequence[int]) -> Iterator[torch.Tensor]:
+    """Arenas uint8 [num_blocks, kv_heads, width], one after another."""
+    for arena, width in zip(storage.split([num_blocks * kv_heads * width for width in widths]), widths, strict=True):
+        yield arena.view(num_blocks, kv_heads, width)

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: the backend of the CPU, and the one that every other is measured against.
+"""Paged attention in plain torch, for pools that are stored as they are: what runs where no kernel can be compiled.
 
 Not yet run on a GPU: the operations exist there, the numbers have not been checked.
 """
@@ -14,6 +14,7 @@ import torch
 from kvtide_kernels.attention import SequenceSpan
 from kvtide_kernels.pool import KVPool
 from kvtide_kernels.torch_decode import DecodeGroup, decode_groups
+from kvtide_kernels.torch_gather import dense
 from kvtide_kernels.torch_prefill import PrefillChunk, prefill_chunk
 
 
@@ -56,22 +57,22 @@ class TorchAttentionStep:
     and for each table kv_heads in int64 for each new token and for each gathered block.
     """
 
-    pool: KVPool
+    attention: TorchAttention
     tables: list[_TableStep]
-    scale: float
 
     def run(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """As `AttentionStep.run`."""
-        head_dim, step = self.pool.head_dim, self.tables[self.pool.tables[layer]]
-        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        attention = self.attention
+        head_dim, step = attention.pool.head_dim, self.tables[attention.pool.layers[layer].table]
+        keys, values = attention.keys[layer], attention.values[layer]
         keys.view(-1, head_dim).index_copy_(0, step.write_rows, key.reshape(-1, head_dim))
         values.view(-1, head_dim).index_copy_(0, step.write_rows, value.reshape(-1, head_dim))
 
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group, block_rows in step.decodes:
-            out[group.token_rows] = group.attend(query, keys, values, block_rows, self.scale)
+            out[group.token_rows] = group.attend(query, keys, values, block_rows, attention.scale)
         for chunk, block_rows in step.prefills:
-            out[chunk.start : chunk.end] = chunk.attend(query, keys, values, block_rows, self.scale)
+            out[chunk.start : chunk.end] = chunk.attend(query, keys, values, block_rows, attention.scale)
         return out
 
 
@@ -103,17 +104,21 @@ class TorchAttention:
     """Paged attention by copying blocks into dense tensors, and torch's own attention over those.
 
     scale: what scores are multiplied with
+
+    Raises ValueError for a pool that packs keys or values.
     """
 
     def __init__(self, pool: KVPool, *, scale: float) -> None:
-        self._pool = pool
-        self._scale = scale
+        self.pool = pool
+        self.scale = scale
+        self.keys = tuple(dense(layer.key, pool) for layer in pool.layers)
+        self.values = tuple(dense(layer.value, pool) for layer in pool.layers)
         self._device = pool.storage.device
         self._heads = torch.arange(pool.kv_heads, device=self._device)
 
     def plan(self, spans: Sequence[SequenceSpan]) -> TorchAttentionStep:
         """As `PagedAttention.plan`. Groups and masks are made once for each window, block ids for each table."""
-        layout = self._pool.layout
+        layout = self.pool.layout
         for span in spans:
             span.check(layout)
         starts = list(accumulate((span.new_tokens for span in spans), initial=0))[:-1]
@@ -125,8 +130,8 @@ class TorchAttention:
         for index, table in enumerate(layout.tables):
             if table.window not in by_window:
                 by_window[table.window] = (
-                    decode_groups(decoding, table, self._pool),
-                    [prefill_chunk(start, span, table, self._pool) for start, span in prefilling],
+                    decode_groups(decoding, table, self.pool),
+                    [prefill_chunk(start, span, table, self.pool) for start, span in prefilling],
                 )
             groups, chunks = by_window[table.window]
             tables.append(
@@ -136,10 +141,10 @@ class TorchAttention:
                     [(chunk, self._gathered_rows(chunk.block_ids(index))) for chunk in chunks],
                 )
             )
-        return TorchAttentionStep(self._pool, tables, self._scale)
+        return TorchAttentionStep(self, tables)
 
     def _write_rows(self, writes: _Writes, table: int) -> torch.Tensor:
-        rows = self._block_rows(writes.blocks(table)) * self._pool.layout.block_size
+        rows = self._block_rows(writes.blocks(table)) * self.pool.layout.block_size
         return (rows + writes.slots[:, None]).flatten()
 
     def _gathered_rows(self, block_ids: list[list[int]]) -> torch.Tensor:
@@ -148,4 +153,4 @@ class TorchAttention:
 
     def _block_rows(self, blocks: torch.Tensor) -> torch.Tensor:
         """[…] block ids to […, kv_heads] rows of the pool seen as [num_blocks * kv_heads, …]."""
-        return blocks[..., None] * self._pool.kv_heads + self._heads
+        return blocks[..., None] * self.pool.kv_heads + self._heads

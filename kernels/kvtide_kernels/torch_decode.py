@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvtide_kernels.attention import SequenceSpan
 from kvtide_kernels.pool import KVPool
-from kvtide_kernels.torch_gather import gather
+from kvtide_kernels.torch_gather import dense_dtype, gather
 from kvtide_sizing.memory.activations import GATHER_TOKENS
 from kvtide_sizing.memory.kv import TableLayout
 
@@ -97,7 +97,7 @@ def _group(members: list[tuple[int, SequenceSpan, range]], table: TableLayout, p
     first = column([table.first_needed(span.past_tokens) for _, span, _ in members])
     end = column([span.total_tokens for _, span, _ in members])
     place = torch.arange(gathered, device=device)
-    bias = torch.zeros(len(members), gathered, dtype=pool.storage.dtype, device=device)
+    bias = torch.zeros(len(members), gathered, dtype=dense_dtype(pool), device=device)
     bias.masked_fill_((place < first) | (place >= end), float("-inf"))
     stale = (place >= end) & (place < column([needed.stop * block_size for _, _, needed in members]))
     return DecodeGroup(

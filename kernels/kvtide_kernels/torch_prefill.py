@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvtide_kernels.attention import SequenceSpan
 from kvtide_kernels.pool import KVPool
-from kvtide_kernels.torch_gather import gather
+from kvtide_kernels.torch_gather import dense_dtype, gather
 from kvtide_sizing.memory.kv import TableLayout
 
 
@@ -81,7 +81,7 @@ def _bias(span: SequenceSpan, first: int, window: int | None, pool: KVPool) -> t
     hidden = torch.full(
         (span.new_tokens, span.total_tokens - first),
         float("-inf"),
-        dtype=pool.storage.dtype,
+        dtype=dense_dtype(pool),
         device=pool.storage.device,
     )
     if window is None or span.total_tokens - first <= window:

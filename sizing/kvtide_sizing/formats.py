@@ -45,6 +45,7 @@ BF16 = VectorFormat("BF16", bits=16)
 FP8 = VectorFormat("FP8", bits=8)  # e4m3; one scale for a whole layer, which is not counted
 INT8 = VectorFormat("INT8", bits=8, scale_bytes=2)  # symmetric
 INT4 = VectorFormat("INT4", bits=4, scale_bytes=2, zero_bytes=2)  # asymmetric
+FLOAT32 = VectorFormat("FLOAT32", bits=32)  # of no precision: an instrument for tests of exactness
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,34 @@ class LayerFormat:
     key: VectorFormat
     value: VectorFormat
 
+    @property
+    def keeps_recent(self) -> bool:
+        """Whether the last tokens stay in BF16: where a side has so few bits that errors in them would be dear."""
+        return min(self.key.bits, self.value.bits) < 8
+
+    @property
+    def has_key_basis(self) -> bool:
+        """Whether keys are stored in a basis that was fitted to the model, for fewer bits to cost less."""
+        return self.key.bits < 16
+
     def bytes_per_token(self, layer: LayerShape) -> int:
         """What a layer of this shape keeps of one token: kv_heads · (key bytes + value bytes of one head)."""
-        return layer.kv_heads * (self.key.vector_bytes(layer.head_dim) + self.value.vector_bytes(layer.value_dim))
+        return sum(self.side_bytes(layer))
 
+    def side_bytes(self, layer: LayerShape) -> tuple[int, int]:
+        """The bytes of a token's keys, and of its values."""
+        return (
+            layer.kv_heads * self.key.vector_bytes(layer.head_dim),
+            layer.kv_heads * self.value.vector_bytes(layer.value_dim),
+        )
+
+
+# The last tokens of a sequence that layers with a 4-bit side keep in BF16 beside the packed ones.
+# docs/kernels.md has the measurement: most of the damage of few bits is in what lies just behind the query.
+RECENT_TOKENS = 32
+
+# Blocks hold so many packed tokens for each of BF16 that fits in their place: 4-bit sides are the smallest.
+RECENT_PARTS = 4
 
 _UNIFORM = {
     Precision.BF16: LayerFormat(BF16, BF16),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from kvtide_kernels.pool import KVPool
+from kvtide_sizing.formats import BF16, FLOAT32, LayerFormat
 from kvtide_sizing.memory.kv import KvLayout, TableLayout
 
 HEAD_DIM = 16
@@ -20,24 +21,31 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 class Held:
     """A sequence's block table."""
 
-    blocks: list[int]
+    blocks: list[int] = field(default_factory=list)
     first: int = 0
+    recent: list[int] = field(default_factory=list)
 
 
-def layout_of(windows: Sequence[int | None], block_size: int, kv_heads: int, *, slots: int = 1) -> KvLayout:
+FORMATS = {torch.bfloat16: LayerFormat(BF16, BF16), torch.float32: LayerFormat(FLOAT32, FLOAT32)}
+
+
+def layout_of(
+    windows: Sequence[int | None], block_size: int, kv_heads: int, dtype: torch.dtype, *, slots: int = 1
+) -> KvLayout:
     """A table for each window, of `slots` layers whose numbers are dealt out in turn."""
     count = len(windows)
     tables = tuple(TableLayout(tuple(range(i, slots * count, count)), window) for i, window in enumerate(windows))
-    block_bytes = slots * block_size * 2 * kv_heads * HEAD_DIM * 2
+    block_bytes = slots * block_size * 2 * kv_heads * HEAD_DIM * dtype.itemsize
     return KvLayout(block_size, block_bytes, tables, step_tokens=512)
 
 
 def poisoned_pool(layout: KvLayout, num_blocks: int, kv_heads: int, dtype: torch.dtype) -> KVPool:
     """A pool in which everything that was not written is NaN."""
+    formats = [FORMATS[dtype]] * sum(len(table.layers) for table in layout.tables)
     pool = KVPool.allocate(
-        layout, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=HEAD_DIM, dtype=dtype, device=torch.device("cpu")
+        layout, formats, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=HEAD_DIM, device=torch.device("cpu")
     )
-    pool.storage.fill_(float("nan"))
+    pool.storage.view(dtype).fill_(float("nan"))
     return pool
 
 

@@ -46,7 +46,7 @@ def run(windows: list[int | None], lengths: list[tuple[int, int]]) -> tuple[int,
     lengths: past and new tokens of each sequence
     """
     blocks = 400
-    pool = poisoned_pool(layout_of(windows, BLOCK_SIZE, KV_HEADS), blocks, KV_HEADS, torch.bfloat16)
+    pool = poisoned_pool(layout_of(windows, BLOCK_SIZE, KV_HEADS, torch.bfloat16), blocks, KV_HEADS, torch.bfloat16)
     pool.storage.zero_()
     attention = TorchAttention(pool, scale=1.0)
     spans = [

@@ -11,7 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvtide_kernels.attention import SequenceSpan
 from kvtide_kernels.codec import decode, encode
-from kvtide_kernels.reference import ReferenceAttention, StoredLayer
+from kvtide_kernels.key_basis import fit_key_basis
+from kvtide_kernels.pool import StoredLayer
+from kvtide_kernels.reference import ReferenceAttention
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat, VectorFormat
 from kvtide_sizing.memory.kv import KvLayout, TableLayout
 
@@ -22,12 +24,13 @@ FORMATS = [LayerFormat(key, value) for key in (BF16, INT8, INT4) for value in (B
 
 @dataclass
 class Held:
-    """A sequence's block table, and every token that it was given."""
+    """A sequence's block table, and every token that it was given: as it came, and as it is stored."""
 
     blocks: list[int] = field(default_factory=list)
     first: int = 0
-    keys: list[torch.Tensor] = field(default_factory=list)
-    values: list[torch.Tensor] = field(default_factory=list)
+    recent: list[int] = field(default_factory=list)
+    given: tuple[torch.Tensor, ...] = ()
+    stored: tuple[torch.Tensor, ...] = ()
 
 
 class Cache:
@@ -44,6 +47,7 @@ class Cache:
         value_dim: int | None = None,
         soft_cap: float | None = None,
         sinks: bool = False,
+        recent: int = 0,
     ) -> None:
         self.formats, self.windows, self.soft_cap = formats, windows, soft_cap
         self.kv_heads, self.query_heads = kv_heads, kv_heads * group
@@ -53,11 +57,18 @@ class Cache:
         tables = tuple(
             TableLayout(tuple(range(table, len(formats), len(windows))), window) for table, window in enumerate(windows)
         )
-        self.layout = KvLayout(BLOCK_SIZE, 1, tables, 512)
+        self.layout = KvLayout(BLOCK_SIZE, 1, tables, 512, recent)
         self.layers = [
-            StoredLayer(stored, *self._arenas(stored), soft_cap=soft_cap, sinks=self.sinks) for stored in formats
+            StoredLayer(stored, *self._arenas(stored), table=layer % len(windows))
+            for layer, stored in enumerate(formats)
         ]
-        self.attention = ReferenceAttention(self.layout, self.layers, scale=SCALE)
+        self.attention = ReferenceAttention(
+            self.layout,
+            self.layers,
+            scale=SCALE,
+            soft_cap=soft_cap,
+            sinks={} if self.sinks is None else dict.fromkeys(range(len(formats)), self.sinks),
+        )
         self.free = torch.randperm(96, generator=self.random).tolist()
 
     def _arenas(self, stored: LayerFormat) -> list[torch.Tensor]:
@@ -69,33 +80,41 @@ class Cache:
 
     def sequence(self) -> list[Held]:
         """A new sequence: a table for each window."""
-        return [Held() for _ in self.windows]
+        return [
+            Held(recent=[self.free.pop() for _ in range(self.layout.recent_blocks)], given=none, stored=none)
+            for _ in self.windows
+            for none in [tuple(torch.empty(0, self.kv_heads, dim, dtype=torch.float64) for dim in self.dims)]
+        ]
 
-    def step(self, layer: int, work: list[tuple[list[Held], int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def step(
+        self, layer: int, work: list[tuple[list[Held], int]], recent_from: int = 0
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Run (sequence, new tokens) in a layer; each one's result beside what torch's attention gives."""
-        table = next(number for number, of in enumerate(self.layout.tables) if layer in of.layers)
-        spans, past = [], [sum(map(len, held[table].keys)) for held, _ in work]
+        table = self.layers[layer].table
+        spans, past = [], [len(held[table].given[0]) for held, _ in work]
         for (held, new), before in zip(work, past, strict=True):
             for one in held:
                 while (one.first + len(one.blocks)) * BLOCK_SIZE < before + new:
                     one.blocks.append(self.free.pop())
-            spans.append(SequenceSpan(held, before, new))
+            spans.append(SequenceSpan(held, before, new, recent_from))
         news = [new for _, new in work]
         query = self._vectors(sum(news), self.query_heads, self.dims[0])
         key, value = (self._vectors(sum(news), self.kv_heads, dim) for dim in self.dims)
         got = self.attention.plan(spans).run(layer, query, key, value)
         pairs = []
         for (held, new), q, k, v, out in zip(work, *(x.split(news) for x in (query, key, value, got)), strict=True):
-            own = held[table]
-            stored = self.formats[layer]
-            kept = [through(stored.key, k), through(stored.value, v)]
-            seen = kept if new == 1 else [k, v]
-            expected = self.expected(
-                q, torch.cat([*own.keys, seen[0]]), torch.cat([*own.values, seen[1]]), self.windows[table]
-            )
-            own.keys.append(kept[0])
-            own.values.append(kept[1])
-            pairs.append((out, expected))
+            own, stored = held[table], self.formats[layer]
+            own.given = tuple(torch.cat(both) for both in zip(own.given, (k, v), strict=True))
+            packed = through(stored.key, k), through(stored.value, v)
+            own.stored = tuple(torch.cat(both) for both in zip(own.stored, packed, strict=True))
+            total = len(own.given[0])
+            # What is seen as it came: a chunk's own tokens, and the last ones where a side has four bits.
+            exact = total - new if new > 1 else total
+            if stored.keeps_recent and self.layout.recent:
+                newest = total if new == 1 else total - new
+                exact = min(exact, max(recent_from, newest - self.layout.recent))
+            seen = [torch.cat([kept[:exact], came[exact:]]) for came, kept in zip(own.given, own.stored, strict=True)]
+            pairs.append((out, self.expected(q, *seen, self.windows[table])))
         return pairs
 
     def _vectors(self, tokens: int, heads: int, dim: int) -> torch.Tensor:
@@ -175,6 +194,48 @@ def test_layers_of_two_tables_and_of_a_format_each() -> None:
 @pytest.mark.parametrize("sinks", [False, True])
 def test_soft_capping_and_sinks(soft_cap: float | None, sinks: bool) -> None:
     check(Cache([LayerFormat(BF16, INT8)], windows=(20,), soft_cap=soft_cap, sinks=sinks), 0, STEPS)
+
+
+# A prompt within the recent tokens, one of just as many and a longer one; then decodes past their number, and chunks
+# that end in every part of it.
+RECENT_STEPS = [[5, 32, 70], *[[1, 1, 1]] * 40, [33, 2, 40], [1, 64, 31], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("window", [None, 8, 40])
+@pytest.mark.parametrize(
+    "stored", [LayerFormat(INT4, INT4), LayerFormat(INT8, INT4), LayerFormat(BF16, INT4)], ids=["INT4", "K8V4", "K16V4"]
+)
+def test_recent_tokens_are_seen_as_they_came(stored: LayerFormat, window: int | None) -> None:
+    cache = Cache([stored], windows=(window,), recent=32)
+    check(cache, 0, RECENT_STEPS)
+
+
+def test_layers_of_eight_bits_keep_nothing_recent() -> None:
+    check(Cache([LayerFormat(INT8, INT8)], recent=32), 0, RECENT_STEPS)
+
+
+def test_recent_blocks_without_what_came_from_elsewhere() -> None:
+    """A sequence that shares its first 40 tokens has none of them in its recent blocks, which are NaN."""
+    cache = Cache([LayerFormat(INT4, INT4)], recent=32)
+    held = cache.sequence()
+    cache.step(0, [(held, 40)])
+    for block in held[0].recent:
+        cache.layers[0].key[block], cache.layers[0].value[block] = 255, 255
+    for new in (1, 1, 3, *[1] * 40):
+        for got, expected in cache.step(0, [(held, new)], recent_from=40):
+            torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_basis_changes_no_attention() -> None:
+    """Keys in BF16 behind it and values as they are, decodes and chunks: it is within what BF16 rounds."""
+    plain, turned = (Cache([LayerFormat(BF16, BF16)], head_dim=64) for _ in range(2))
+    text = torch.randn(2, 200, 6, 64, generator=torch.Generator().manual_seed(5))
+    basis = fit_key_basis(text[0], text[1, :, :2], scale=SCALE, window=None, centred=True)
+    turned.attention.bases = {0: basis}
+    held = plain.sequence(), turned.sequence()
+    for new in (20, 1, 1, 5):
+        expected, got = (cache.step(0, [(own, new)])[0][0] for cache, own in zip((plain, turned), held, strict=True))
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_blocks_behind_the_window_may_be_gone() -> None:

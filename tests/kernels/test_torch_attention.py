@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from kvtide_kernels.attention import SequenceSpan
+from kvtide_kernels.pool import KVPool
 from kvtide_kernels.torch_attention import TorchAttention
+from kvtide_sizing.formats import INT8, LayerFormat
+from kvtide_sizing.memory.kv import KvLayout, TableLayout
 from tests.kernels.paged import HEAD_DIM, TOLERANCE, Held, layout_of, oracle, poisoned_pool
 
 NUM_BLOCKS = 160
@@ -36,7 +39,7 @@ class Paged:
     def __init__(
         self, windows: list[int | None], block_size: int, kv_heads: int, dtype: torch.dtype, *, slots: int = 1
     ) -> None:
-        self.layout = layout_of(windows, block_size, kv_heads, slots=slots)
+        self.layout = layout_of(windows, block_size, kv_heads, dtype, slots=slots)
         self.kv_heads, self.dtype, self.layers = kv_heads, dtype, len(windows) * slots
         self.pool = poisoned_pool(self.layout, NUM_BLOCKS, kv_heads, dtype)
         self.attention = TorchAttention(self.pool, scale=SCALE)
@@ -56,7 +59,8 @@ class Paged:
             while (table.first + 1) * self.layout.block_size <= seen_from:
                 block = table.blocks.pop(0)
                 table.first += 1
-                self.pool.storage[:, :, block] = float("nan")
+                for layer in range(self.layers):
+                    self.attention.keys[layer][block] = self.attention.values[layer][block] = float("nan")
                 self.free.insert(0, block)
 
     def check(self, steps: list[list[int]], query_heads: int) -> None:
@@ -124,7 +128,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch() -> None:
     """70 sequences of up to 300 tokens are more than one group takes; each result is the one that it has alone."""
     torch.manual_seed(6)
     paged = Paged([None, 40], 16, 2, torch.bfloat16)
-    paged.pool.storage.normal_()
+    paged.pool.storage.view(torch.bfloat16).normal_()
     lengths = torch.randint(1, 300, (70,)).tolist()
     tables = [[Held(torch.randint(NUM_BLOCKS, (19,)).tolist()) for _ in range(2)] for _ in lengths]
     spans = [SequenceSpan(held, length - 1, 1) for held, length in zip(tables, lengths, strict=True)]
@@ -139,7 +143,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch() -> None:
 def stored(paged: Paged, spans: list[SequenceSpan], layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The keys and values that are in the pool already, so that writing them changes nothing."""
     places = [(span.tables[layer].blocks[span.past_tokens // 16], span.past_tokens % 16) for span in spans]
-    keys, values = paged.pool.keys[layer], paged.pool.values[layer]
+    keys, values = paged.attention.keys[layer], paged.attention.values[layer]
     return (
         torch.stack([keys[block, :, slot] for block, slot in places]),
         torch.stack([values[block, :, slot] for block, slot in places]),
@@ -148,20 +152,30 @@ def stored(paged: Paged, spans: list[SequenceSpan], layer: int) -> tuple[torch.T
 
 def test_writes_only_its_own_slots() -> None:
     """A step that brings three tokens changes three rows per head and layer, and nothing else."""
-    pool = poisoned_pool(layout_of([None], 16, 3, slots=2), 40, 3, torch.float32)
+    pool = poisoned_pool(layout_of([None], 16, 3, torch.float32, slots=2), 40, 3, torch.float32)
     spans = [SequenceSpan([Held([5, 9])], 15, 2), SequenceSpan([Held([2])], 0, 1)]
-    step = TorchAttention(pool, scale=SCALE).plan(spans)
+    attention = TorchAttention(pool, scale=SCALE)
+    step = attention.plan(spans)
     key, value = torch.zeros(3, 3, HEAD_DIM), torch.ones(3, 3, HEAD_DIM)
     step.run(1, torch.zeros(3, 6, HEAD_DIM), key, value)
-    written = {tuple(place) for place in (~pool.storage.isnan()).any(-1).nonzero().tolist()}
-    # (layer, keys or values, block, head, slot): token 15 is the last of block 5, 16 the first of block 9.
-    assert written == {
-        (1, side, block, head, slot)
-        for side in (0, 1)
-        for head in range(3)
-        for block, slot in ((5, 15), (9, 0), (2, 0))
+    sides = [attention.keys[0], attention.values[0], attention.keys[1], attention.values[1]]
+    written = {
+        (number, *place) for number, side in enumerate(sides) for place in (~side.isnan()).any(-1).nonzero().tolist()
     }
-    assert pool.values[1][9, :, 0].eq(1).all()
+    # (side, block, head, slot): token 15 is the last of block 5, 16 the first of block 9.
+    assert written == {
+        (side, block, head, slot) for side in (2, 3) for head in range(3) for block, slot in ((5, 15), (9, 0), (2, 0))
+    }
+    assert attention.values[1][9, :, 0].eq(1).all()
+
+
+def test_refuses_a_pool_that_is_packed() -> None:
+    layout = KvLayout(16, 16 * 2 * (HEAD_DIM + 2), (TableLayout((0,), None),), step_tokens=1)
+    pool = KVPool.allocate(
+        layout, [LayerFormat(INT8, INT8)], num_blocks=1, kv_heads=1, head_dim=HEAD_DIM, device=torch.device("cpu")
+    )
+    with pytest.raises(ValueError, match="attends to BF16 or FLOAT32 alone, but the pool has INT8"):
+        TorchAttention(pool, scale=SCALE)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +188,6 @@ def test_writes_only_its_own_slots() -> None:
     ],
 )  # fmt: skip
 def test_refuses_spans_that_cannot_run(span: SequenceSpan, message: str) -> None:
-    pool = poisoned_pool(layout_of([None, 10], 16, 1), 8, 1, torch.float32)
+    pool = poisoned_pool(layout_of([None, 10], 16, 1, torch.float32), 8, 1, torch.float32)
     with pytest.raises(ValueError, match=message):
         TorchAttention(pool, scale=SCALE).plan([span])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvtide_sizing.devices.device import Device, DeviceKind
-from kvtide_sizing.formats import Precision
+from kvtide_sizing.formats import Precision, layer_formats
 from kvtide_sizing.memory.activations import step_bytes
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
 from kvtide_sizing.memory.overhead import load_bytes, overhead_bytes
@@ -121,7 +121,7 @@ def budget(
     Raises UnsupportedPolicy where so many devices cannot share the model.
     """
     local = shard(shape, device.count)
-    layout = kv_layout(local, precision, block_size, STEP_TOKEN_BUDGET)
+    layout = kv_layout(local, layer_formats(local, precision), block_size, STEP_TOKEN_BUDGET)
     taken = Budget(
         weights_bytes=weights_bytes(shape, weights, device.count),
         activations_bytes=0,

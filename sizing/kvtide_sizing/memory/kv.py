@@ -4,7 +4,7 @@ A block is block_size tokens of some layers. Where all layers attend to everythi
 sequence has one block table. Where some have a window, layers of one window share a table, so that a table gives back
 its blocks behind the window; all tables' blocks are of one size and come from one pool:
 
-    layers   w w f w w f          tables   full: (2, 5)   window: (0, 1), (3, 4)      layers_per_table 2
+    layers   w w f w w f          tables   full: (2, 5)   window: (0, 3), (1, 4)      layers_per_table 2
     tokens   0 ... 63 | 64 ... 127 | 128 ... 191     full: 3 blocks     window 100: 2 blocks each, at 191
 """
 
@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtide_sizing.formats import Precision, layer_bytes_per_token
+from kvtide_sizing.formats import RECENT_PARTS, RECENT_TOKENS, LayerFormat
 from kvtide_sizing.shape import ModelShape
 
 
@@ -45,12 +45,25 @@ class KvLayout:
     block_size:  tokens of a block
     block_bytes: of one block in one table; the widest, where tables differ
     step_tokens: tokens that a step adds at most: a window's tables hold these too until the step has ended
+    recent:      tokens that each sequence keeps in BF16 too, in blocks of its own in every table: token t at place
+                 t % recent, of which a block takes `recent_per_block` one after another
     """
 
     block_size: int
     block_bytes: int
     tables: tuple[TableLayout, ...]
     step_tokens: int
+    recent: int = 0
+
+    @property
+    def recent_per_block(self) -> int:
+        """Recent tokens in a block: what fits a head's bytes there whatever its format."""
+        return self.block_size // RECENT_PARTS
+
+    @property
+    def recent_blocks(self) -> int:
+        """Blocks that recent tokens take in each table of a sequence."""
+        return -(-self.recent // self.recent_per_block) if self.recent else 0
 
     @property
     def windowed_tables(self) -> int:
@@ -63,8 +76,9 @@ class KvLayout:
         return self.windowed_tables * -(-(self.step_tokens - 1) // self.block_size)
 
     def sequence_blocks(self, num_tokens: int) -> int:
-        """Blocks that a sequence of so many tokens holds at most, over all its tables."""
-        return sum(table.sequence_blocks(num_tokens, self.block_size) for table in self.tables)
+        """Blocks that a sequence of so many tokens holds at most, over all its tables, recent ones included."""
+        own = sum(table.sequence_blocks(num_tokens, self.block_size) for table in self.tables)
+        return own + (len(self.tables) * self.recent_blocks if num_tokens else 0)
 
     def sequences(self, num_blocks: int, num_tokens: int) -> int:
         """How many sequences of so many tokens so many blocks hold."""
@@ -80,22 +94,26 @@ class KvLayout:
         tables, in half tokens, so that halves of blocks are whole."""
         size = self.block_size
         whole = max(2 * mean_tokens + size, -(-mean_tokens // size) * 2 * size)
-        return sum(
+        own = sum(
             whole if table.window is None else min(whole, 2 * size * table.sequence_blocks(mean_tokens, size))
             for table in self.tables
         )
+        return own + 2 * size * len(self.tables) * self.recent_blocks
 
     def required_blocks(self, sequences: int, num_tokens: int) -> int:
         """The fewest blocks that hold so many: the inverse of `sequences`."""
         return sequences * self.sequence_blocks(num_tokens) + self.step_blocks
 
 
-def kv_layout(shape: ModelShape, precision: Precision, block_size: int, step_tokens: int) -> KvLayout:
-    """The layout that wastes least, and of those the one with the fewest tables."""
-    widths = layer_bytes_per_token(shape, precision)
+def kv_layout(shape: ModelShape, formats: Sequence[LayerFormat], block_size: int, step_tokens: int) -> KvLayout:
+    """The layout that wastes least, and of those the one with the fewest tables; formats are the layers' own."""
+    widths = [stored.side_bytes(layer) for stored, layer in zip(formats, shape.layers, strict=True)]
     by_window: dict[int | None, list[int]] = {}
     for index, layer in enumerate(shape.layers):
         by_window.setdefault(shape.window_of(layer), []).append(index)
+    for layers in by_window.values():
+        # Wide ones first in every table: a slot is as wide as the widest layer that has it.
+        layers.sort(key=lambda index: widths[index], reverse=True)
     if len(by_window) == 1:
         sizes = [shape.num_layers]
     else:
@@ -103,17 +121,24 @@ def kv_layout(shape: ModelShape, precision: Precision, block_size: int, step_tok
         # Layers of one width waste nothing however they are cut.
         sizes = [most] if len(set(widths)) == 1 else [size for size in range(most, 0, -1) if most % size == 0]
     layouts = [_tables(by_window, size) for size in sizes]
-    tables = min(layouts, key=lambda tables: len(tables) * _widest(tables, widths))
-    return KvLayout(block_size, block_size * _widest(tables, widths), tables, step_tokens)
+    tables = min(layouts, key=lambda tables: len(tables) * _block_width(tables, widths))
+    recent = RECENT_TOKENS if any(stored.keeps_recent for stored in formats) else 0
+    return KvLayout(block_size, block_size * _block_width(tables, widths), tables, step_tokens, recent)
 
 
 def _tables(by_window: dict[int | None, list[int]], size: int) -> tuple[TableLayout, ...]:
+    """Tables of so many layers. Those of a window are dealt out in turn: each table has its share of the wide ones."""
     return tuple(
-        TableLayout(tuple(layers[start : start + size]), window)
+        TableLayout(tuple(layers[start :: len(layers) // size]), window)
         for window, layers in by_window.items()
-        for start in range(0, len(layers), size)
+        for start in range(len(layers) // size)
     )
 
 
-def _widest(tables: Sequence[TableLayout], widths: Sequence[int]) -> int:
-    return max(sum(widths[layer] for layer in table.layers) for table in tables)
+def _block_width(tables: Sequence[TableLayout], widths: Sequence[tuple[int, int]]) -> int:
+    """Bytes of one token in a block: the slots' sides, each as wide as in the widest layer that has the slot."""
+    return sum(
+        max(widths[layer][side] for layer in slot)
+        for slot in zip(*(table.layers for table in tables), strict=True)
+        for side in (0, 1)
+    )
