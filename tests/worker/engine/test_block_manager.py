@@ -19,11 +19,15 @@ NUM_BLOCKS = 30
 
 @dataclass(eq=False)
 class Traced:
-    """A sequence; writers[t] is who wrote its token t, itself or the one it was forked from."""
+    """A sequence; writers[t] is who wrote its token t, itself or the one it was forked from.
+
+    recent_from: how many of its tokens are the other one's
+    """
 
     blocks: SequenceBlocks
     admitted: int
     writers: list[int] = field(default_factory=list)
+    recent_from: int = 0
 
 
 class BlockManagerMachine(RuleBasedStateMachine):
@@ -75,6 +79,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(target=sequences, sequence=sequences)
     def fork(self, sequence: Traced) -> object:
         full = sequence.blocks.num_tokens // self.layout.block_size * self.layout.block_size
+        free, recent_blocks = self.blocks.free_blocks, len(self.layout.tables) * self.layout.recent_blocks
         try:
             child = self.blocks.fork(sequence.blocks)
         except ValueError:
@@ -82,8 +87,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert self.layout.windowed_tables
             assert full < sequence.blocks.num_tokens
             return multiple()
+        if child is None:
+            assert recent_blocks > free == self.blocks.free_blocks
+            return multiple()
+        assert self.blocks.free_blocks == free - recent_blocks
         self.forked.update(block for table in child.tables for block in table.blocks)
-        self.alive.append(Traced(child, 0, sequence.writers[:full]))
+        self.alive.append(Traced(child, 0, sequence.writers[:full], recent_from=full))
         return self.alive[-1]
 
     @rule(sequence=consumes(sequences))
@@ -94,7 +103,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     @invariant()
     def conserves_blocks(self) -> None:
-        held = Counter(block for one in self.alive for table in one.blocks.tables for block in table.blocks)
+        tables = [table for one in self.alive for table in one.blocks.tables]
+        held = Counter(block for table in tables for block in [*table.blocks, *table.recent])
         assert self.blocks.live_blocks == len(held)
         assert self.blocks.free_blocks + self.blocks.live_blocks + self.blocks.cached_blocks == NUM_BLOCKS
         # Two tables hold the same block only where one was forked from the other.
@@ -103,8 +113,19 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_holds_more_than_the_layout_says(self) -> None:
         for one in self.alive:
-            most = self.layout.sequence_blocks(max(one.admitted, len(one.writers)))
+            # One that was forked off before its first block was full has blocks for recent tokens all the same.
+            most = self.layout.sequence_blocks(max(one.admitted, len(one.writers), 1))
             assert one.blocks.num_blocks <= most
+
+    @invariant()
+    def recent_blocks_are_nobody_elses(self) -> None:
+        for one in self.alive:
+            assert one.blocks.recent_from == one.recent_from
+            assert all(len(table.recent) == self.layout.recent_blocks for table in one.blocks.tables)
+        tables = [table for one in self.alive for table in one.blocks.tables]
+        recent = Counter(block for table in tables for block in table.recent)
+        assert all(holders == 1 for holders in recent.values())
+        assert not recent.keys() & {block for table in tables for block in table.blocks}
 
     @invariant()
     def what_is_attended_to_is_still_there(self) -> None:
@@ -174,8 +195,9 @@ def test_a_forked_block_lives_until_its_last_holder_goes() -> None:
     parent = admitted(blocks, 6)
     blocks.advance(parent, 6)
     child = blocks.fork(parent)
+    assert child is not None
     # the half-full second block is not shared
-    assert child == SequenceBlocks((BlockTable(deque(list(parent.tables[0].blocks)[:1])),), 4)
+    assert child == SequenceBlocks((BlockTable(deque(list(parent.tables[0].blocks)[:1])),), 4, recent_from=4)
     blocks.release(parent)
     assert (blocks.live_blocks, blocks.live_tokens) == (1, 4)
     blocks.release(child)
@@ -189,6 +211,26 @@ def test_a_window_that_moved_on_cannot_be_forked() -> None:
     blocks.advance(parent, 6)
     with pytest.raises(ValueError, match="a window of 2 tokens has left what 4 of 6 tokens attend to"):
         blocks.fork(parent)
+
+
+def test_recent_tokens_have_blocks_of_their_own() -> None:
+    """The last 32 in blocks of 16, each of which takes 16 / 4 of them: 8 blocks in each of two tables."""
+    blocks = BlockManager(layout_of([None, 40], block_size=16, recent=32), num_blocks=38)
+    parent = admitted(blocks, 17)
+    assert [(len(table.blocks), len(table.recent)) for table in parent.tables] == [(2, 8), (2, 8)]
+    blocks.advance(parent, 17)
+    assert (blocks.live_blocks, blocks.live_tokens) == (20, 17)
+    child = blocks.fork(parent)
+    assert child is not None
+    assert (child.num_tokens, child.recent_from, parent.recent_from) == (16, 16, 0)
+    assert not {block for table in child.tables for block in table.recent} & {
+        block for table in parent.tables for block in table.recent
+    }
+    assert (blocks.free_blocks, blocks.fork(parent)) == (2, None)
+    blocks.release(parent)
+    assert (blocks.live_blocks, blocks.live_tokens) == (2 + 16, 16)
+    blocks.release(child)
+    assert (blocks.free_blocks, blocks.live_tokens) == (38, 0)
 
 
 def test_refuses_tokens_without_a_block() -> None:

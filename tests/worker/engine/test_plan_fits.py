@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtide_sizing.formats import Precision
+from kvtide_sizing.formats import Precision, layer_formats
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
 from kvtide_sizing.shape import LayerShape, ModelShape
 from tests.worker.engine.test_scheduler import Bench
@@ -13,8 +13,9 @@ from tests.worker.engine.test_scheduler import Bench
 
 @st.composite
 def planned_layouts(draw: st.DrawFn) -> KvLayout:
-    """The planner's layout of layers with and without windows, in any order."""
-    windows = draw(st.lists(st.sampled_from([None, 1, 7, 16, 40, 500]), min_size=1, max_size=12))
+    """The planner's layout of layers with and without windows, in any order and precision."""
+    windows = draw(st.lists(st.sampled_from([None, 1, 7, 16, 40, 500]), min_size=4, max_size=12))
+    precision = draw(st.sampled_from([Precision.BF16, Precision.INT8, Precision.MIXED, Precision.INT4]))
     shape = ModelShape(
         name="some",
         architecture="some",
@@ -27,7 +28,8 @@ def planned_layouts(draw: st.DrawFn) -> KvLayout:
         tied_embeddings=True,
         weights=(),
     )
-    return kv_layout(shape, Precision.BF16, draw(st.sampled_from([1, 4, 16])), draw(st.integers(8, 64)))
+    block_size = draw(st.sampled_from([4, 16]))
+    return kv_layout(shape, layer_formats(shape, precision), block_size, draw(st.integers(8, 64)))
 
 
 def everybody_moves(bench: Bench) -> None:

@@ -252,7 +252,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_conserved_and_exclusive(self) -> None:
         scheduler, blocks = self.bench.scheduler, self.bench.blocks
-        held = [block for request in scheduler.running for table in request.blocks.tables for block in table.blocks]
+        tables = [table for request in scheduler.running for table in request.blocks.tables]
+        held = [block for table in tables for block in [*table.blocks, *table.recent]]
         assert len(held) == len(set(held)) == blocks.live_blocks
         assert blocks.live_blocks + blocks.cached_blocks + blocks.free_blocks == blocks.num_blocks
         assert not any(request.blocks.tables or request.blocks.num_tokens for request in scheduler.waiting)

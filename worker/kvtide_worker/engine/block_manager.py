@@ -15,10 +15,12 @@ class BlockTable:
 
     blocks       [7, 2, 5]      block_size 4, 13 tokens, the next one sees 6
     first        2              given back: 0 to 3, 4 to 7      7: ####   2: ####   5: #...
+    recent       (1, 6)         what its last tokens are in beside, where the layout keeps any: never shared
     """
 
     blocks: deque[int] = field(default_factory=deque)
     first: int = 0
+    recent: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
@@ -31,15 +33,17 @@ class SequenceBlocks:
     """One sequence's block tables, as the layout has them, and how many of its tokens were written to them.
 
     tables is empty while it holds nothing.
+    recent_from: the oldest token that its recent blocks may have: earlier ones it has from another sequence
     """
 
     tables: tuple[BlockTable, ...] = ()
     num_tokens: int = 0
+    recent_from: int = 0
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of all tables."""
-        return sum(len(table.blocks) for table in self.tables)
+        """Blocks of all tables, recent ones included."""
+        return sum(len(table.blocks) + len(table.recent) for table in self.tables)
 
 
 class BlockManager:
@@ -79,18 +83,20 @@ class BlockManager:
     def live_tokens(self) -> int:
         """Tokens written in live blocks, as the mean of all tables, rounded up; those in a shared block count once.
 
-        Of a pool that is full to the last slot it is num_blocks · block_size / tables, which is the plan's capacity.
+        Recent blocks have none of their own. Of a pool without such that is full to the last slot it is
+        num_blocks · block_size / tables, which is the plan's capacity.
         """
         return -(-self._live_tokens // len(self.layout.tables))
 
     def admit(self, sequence: SequenceBlocks, num_tokens: int, kept_blocks: int) -> bool:
         """Give an empty sequence all that num_tokens of it hold at most, so that its prefill finds its blocks there.
 
-        A windowed table gets what its window takes. False, and nothing changed, where kept_blocks would not be left.
+        A windowed table gets what its window takes, each one what recent tokens take. False, and nothing changed,
+        where kept_blocks would not be left.
         """
         if self.layout.sequence_blocks(num_tokens) + kept_blocks > self.free_blocks:
             return False
-        sequence.tables = tuple(BlockTable() for _ in self.layout.tables)
+        sequence.tables = tuple(BlockTable(recent=self._take_recent()) for _ in self.layout.tables)
         for table, of_layers in zip(sequence.tables, self.layout.tables, strict=True):
             self._extend(table, of_layers.sequence_blocks(num_tokens, self.layout.block_size))
         return True
@@ -126,9 +132,10 @@ class BlockManager:
                 self._drop(table.blocks.popleft(), self.layout.block_size)
                 table.first += 1
 
-    def fork(self, sequence: SequenceBlocks) -> SequenceBlocks:
+    def fork(self, sequence: SequenceBlocks) -> SequenceBlocks | None:
         """A sequence that shares the full blocks. The last, partly filled one is still written to: it stays behind.
 
+        Its recent blocks are its own and empty. None where too few are free for them.
         Raises ValueError where a table has given back what the shorter sequence still attends to.
         """
         full = sequence.num_tokens // self.layout.block_size
@@ -139,13 +146,16 @@ class BlockManager:
                     f"a window of {of_layers.window} tokens has left what {num_tokens} of {sequence.num_tokens} "
                     f"tokens attend to: such a sequence cannot be shared"
                 )
+        if len(sequence.tables) * self.layout.recent_blocks > self.free_blocks:
+            return None
         tables = tuple(
-            BlockTable(deque(islice(table.blocks, full - table.first)), table.first) for table in sequence.tables
+            BlockTable(deque(islice(table.blocks, full - table.first)), table.first, self._take_recent())
+            for table in sequence.tables
         )
         for table in tables:
             for block in table.blocks:
                 self._references[block] += 1
-        return SequenceBlocks(tables, num_tokens)
+        return SequenceBlocks(tables, num_tokens, recent_from=num_tokens)
 
     def release(self, sequence: SequenceBlocks) -> None:
         """Take all blocks back and empty the sequence; a block that another one shares stays live."""
@@ -155,13 +165,21 @@ class BlockManager:
             while table.blocks:
                 written = sequence.num_tokens - (table.end - 1) * size
                 self._drop(table.blocks.pop(), min(max(written, 0), size))
-        sequence.tables, sequence.num_tokens = (), 0
+            for block in reversed(table.recent):
+                self._drop(block, written_tokens=0)
+        sequence.tables, sequence.num_tokens, sequence.recent_from = (), 0, 0
 
     def _extend(self, table: BlockTable, end: int) -> None:
         for _ in range(end - table.end):
-            block = self._free.pop()
-            self._references[block] = 1
-            table.blocks.append(block)
+            table.blocks.append(self._take())
+
+    def _take_recent(self) -> tuple[int, ...]:
+        return tuple(self._take() for _ in range(self.layout.recent_blocks))
+
+    def _take(self) -> int:
+        block = self._free.pop()
+        self._references[block] = 1
+        return block
 
     def _drop(self, block: int, written_tokens: int) -> None:
         self._references[block] -= 1
