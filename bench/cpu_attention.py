@@ -22,16 +22,16 @@ from rich.console import Console
 from rich.table import Table
 
 from kvtide_kernels.attention import SequenceSpan
-from kvtide_kernels.cpu.arenas import LayerArenas
 from kvtide_kernels.cpu.attention import CpuAttention
 from kvtide_kernels.cpu.library import library
-from kvtide_kernels.pool import KVPool
+from kvtide_kernels.pool import KVPool, StoredLayer
 from kvtide_kernels.torch_attention import TorchAttention
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
 from kvtide_sizing.memory.kv import KvLayout, TableLayout
 
-QUERY_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 128, 64
-SHAPES = {"MHA": 32, "GQA-8": 8, "MQA": 1}  # KV heads
+HEAD_DIM, BLOCK_SIZE = 128, 64
+# Query and KV heads. Those of Llama 2 70B, with as many or as few KV heads as there are; and of Llama 3 8B.
+SHAPES = {"MHA": (64, 64), "GQA-8": (64, 8), "MQA": (64, 1), "GQA-8 of 32": (32, 8)}
 FORMATS = {
     "BF16": LayerFormat(BF16, BF16),
     "INT8": LayerFormat(INT8, INT8),
@@ -51,10 +51,11 @@ GOALS = {
 
 @dataclass
 class Held:
-    """The one sequence's block table."""
+    """The one sequence's block table; nothing recent is kept."""
 
     blocks: list[int]
     first: int = 0
+    recent: tuple[int, ...] = ()
 
 
 @dataclass
@@ -89,7 +90,8 @@ class Case:
     """A format at a shape and length: layers of arenas, cut out of memory that all cases share, and a planned step."""
 
     def __init__(self, memory: torch.Tensor, shape: str, name: str, tokens: int) -> None:
-        stored, kv_heads, blocks = FORMATS[name], SHAPES[shape], tokens // BLOCK_SIZE
+        stored, blocks = FORMATS[name], tokens // BLOCK_SIZE
+        query_heads, kv_heads = SHAPES[shape]
         widths = [BLOCK_SIZE * side.vector_bytes(HEAD_DIM) for side in (stored.key, stored.value)]
         layer_bytes = blocks * kv_heads * sum(widths)
         layers = max(1, -(-RING_BYTES // layer_bytes))
@@ -97,23 +99,22 @@ class Case:
         self._times: list[float] = []
         self._read_times: list[float] = []
         self._memory = memory[: layers * layer_bytes]
-        self._arenas = []
+        sliced = []
         for part in torch.split(self._memory, layer_bytes):
             sides = torch.split(part, [blocks * kv_heads * width for width in widths])
             key, value = (side.view(blocks, kv_heads, width) for side, width in zip(sides, widths, strict=True))
-            self._arenas.append(LayerArenas(stored, key, value, HEAD_DIM, BLOCK_SIZE))
+            sliced.append(StoredLayer(stored, key, value, 0))
         layout = KvLayout(BLOCK_SIZE, layer_bytes // blocks, (TableLayout(tuple(range(layers)), None),), 1)
+        self._pool = KVPool(layout, HEAD_DIM, self._memory, tuple(sliced))
         table = Held(torch.randperm(blocks).tolist())
-        self._step = CpuAttention(layout, self._arenas, scale=HEAD_DIM**-0.5).plan(
-            [SequenceSpan([table], tokens - 1, 1)]
-        )
-        self._query = torch.randn(1, QUERY_HEADS, HEAD_DIM).bfloat16()
+        self._step = CpuAttention(self._pool, scale=HEAD_DIM**-0.5).plan([SequenceSpan([table], tokens - 1, 1)])
+        self._query = torch.randn(1, query_heads, HEAD_DIM).bfloat16()
         self._own = torch.randn(1, kv_heads, HEAD_DIM).bfloat16()
 
     def fill(self) -> None:
         """Plausible contents: small elements, and a scale and a zero point for each token."""
-        for arenas in self._arenas:
-            for arena, stored in ((arenas.key, arenas.format.key), (arenas.value, arenas.format.value)):
+        for layer in self._pool.layers:
+            for arena, stored in ((layer.key, layer.format.key), (layer.value, layer.format.value)):
                 data = BLOCK_SIZE * HEAD_DIM * stored.bits // 8
                 if stored is BF16:
                     arena.view(torch.bfloat16).fill_(0.1)
@@ -153,20 +154,20 @@ def timed(action: Callable[[], object]) -> float:
 
 def torch_backend_us(shape: str, tokens: int, rounds: int) -> float:
     """The plain torch backend in BF16, for one token in one layer."""
-    kv_heads, blocks = SHAPES[shape], tokens // BLOCK_SIZE
+    (query_heads, kv_heads), blocks = SHAPES[shape], tokens // BLOCK_SIZE
     block_bytes = BLOCK_SIZE * kv_heads * HEAD_DIM * 4
     layers = max(1, RING_BYTES // (blocks * block_bytes))
     layout = KvLayout(BLOCK_SIZE, layers * block_bytes, (TableLayout(tuple(range(layers)), None),), 1)
     pool = KVPool.allocate(
         layout,
+        [FORMATS["BF16"]] * layers,
         num_blocks=blocks,
         kv_heads=kv_heads,
         head_dim=HEAD_DIM,
-        dtype=torch.bfloat16,
         device=torch.device("cpu"),
     )
     step = TorchAttention(pool, scale=HEAD_DIM**-0.5).plan([SequenceSpan([Held([*range(blocks)])], tokens - 1, 1)])
-    query = torch.randn(1, QUERY_HEADS, HEAD_DIM).bfloat16()
+    query = torch.randn(1, query_heads, HEAD_DIM).bfloat16()
     own = torch.randn(1, kv_heads, HEAD_DIM).bfloat16()
     return best_tenth([timed(partial(step.run, turn % layers, query, own, own)) for turn in range(rounds * layers)])
 
@@ -211,7 +212,7 @@ def goals_met(rows: list[Measured]) -> dict[str, float]:
 def main(rounds: int, json_file: Path | None) -> None:
     """Measure, and print a table with the goals beside what was reached."""
     about = machine()
-    widest = max(TOKENS) * QUERY_HEADS * HEAD_DIM * 4
+    widest = max(TOKENS) * max(kv_heads for _, kv_heads in SHAPES.values()) * HEAD_DIM * 4
     memory = torch.empty(max(widest, 2 * RING_BYTES), dtype=torch.uint8).zero_()
     rows: list[Measured] = []
     plain: dict[tuple[str, int], float] = {}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 
 import torch
 
 from kvtide_kernels.attention import SequenceSpan
-from kvtide_kernels.cpu.arenas import LayerArenas
+from kvtide_kernels.cpu.arenas import check_pool, side_of
 from kvtide_kernels.cpu.library import SPAN_FIELDS, UNIT_FIELDS, Layer, Library, Step, library
-from kvtide_sizing.memory.kv import KvLayout, TableLayout
+from kvtide_kernels.key_basis import KeyBasis
+from kvtide_kernels.pool import KVPool
+from kvtide_sizing.memory.kv import TableLayout
 
 # Tokens that one piece of a decode attends to: in sequences of up to LONG_TOKENS, and in longer ones. Pieces begin at
 # multiples of it, so that they hang on the own sequence alone. Small enough that two cores share a sequence of a
@@ -47,13 +50,14 @@ class CpuAttentionStep:
         self._tokens = tokens
         slots = max(table.slots for table in tables)
         self._partial = torch.empty(0)
-        self._arrived = torch.zeros(slots * attention.kv_heads, dtype=torch.int32)
+        self._arrived = torch.zeros(slots * attention.pool.kv_heads, dtype=torch.int32)
 
     def run(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """As `AttentionStep.run`, in bfloat16. Raises ValueError for tensors of another dtype or shape."""
         attention = self._attention
-        table = self._tables[attention.tables[layer]]
-        kv_heads, head_dim = attention.kv_heads, attention.head_dim
+        pool = attention.pool
+        table = self._tables[pool.layers[layer].table]
+        kv_heads, head_dim = pool.kv_heads, pool.head_dim
         query_heads = query.shape[1]
         if (
             not (query.dtype == key.dtype == value.dtype == torch.bfloat16)
@@ -64,6 +68,9 @@ class CpuAttentionStep:
                 f"the step has {self._tokens} tokens in torch.bfloat16 and {kv_heads} KV heads of {head_dim}; "
                 f"query, key and value are {', '.join(f'{x.dtype} {list(x.shape)}' for x in (query, key, value))}"
             )
+        basis = attention.bases.get(layer)
+        if basis is not None:
+            query, key = basis.queries(query), basis.keys(key)
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         needed = len(self._arrived) // kv_heads * query_heads * (head_dim + 2)
         if self._partial.numel() < needed:
@@ -86,57 +93,53 @@ class CpuAttentionStep:
 
 
 class CpuAttention:
-    """Paged attention in C++ over each layer's arenas.
+    """Paged attention in C++ over a pool.
 
-    scale:    what scores are multiplied with
-    softcap:  c, where scores become c · tanh(score / c); 0 for none
-    kernels:  the compiled library; the best one for this processor, where none is given
+    scale:     what scores are multiplied with
+    soft_cap:  scores become soft_cap · tanh(score / soft_cap)
+    sinks:     of a layer, float32 [query_heads]: a score each that joins the softmax's sum and has no value
+    bases:     of a layer: what its keys are stored in
+    kernels:   the compiled library; the best one for this processor, where none is given
 
-    Raises ValueError where layers differ in heads or block size, or have not the layout's.
+    Raises ValueError for a pool that the kernels do not serve.
     """
 
     def __init__(
         self,
-        layout: KvLayout,
-        layers: Sequence[LayerArenas],
+        pool: KVPool,
         *,
         scale: float,
-        softcap: float = 0.0,
+        soft_cap: float | None = None,
+        sinks: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        bases: Mapping[int, KeyBasis] = MappingProxyType({}),
         kernels: Library | None = None,
     ) -> None:
-        self.layout = layout
+        check_pool(pool)
+        self.pool, self.sinks, self.bases = pool, sinks, bases
         self.library = kernels or library()
-        self.kv_heads, self.head_dim = layers[0].kv_heads, layers[0].head_dim
-        self.tables = _table_of_layers(layout, len(layers))
-        self._layers, self._scale, self._softcap = layers, scale, softcap
+        self._scale, self._soft_cap = scale, soft_cap or 0.0
         self._structures: dict[tuple[int, int], Layer] = {}
-        for index, layer in enumerate(layers):
-            if (layer.kv_heads, layer.head_dim, layer.block_size) != (self.kv_heads, self.head_dim, layout.block_size):
-                raise ValueError(
-                    f"layer {index} has {layer.kv_heads} KV heads of {layer.head_dim} in blocks of {layer.block_size}, "
-                    f"but {self.kv_heads} of {self.head_dim} in blocks of {layout.block_size} are needed"
-                )
 
     def structure(self, layer: int, query_heads: int) -> Layer:
         """The layer as the kernels take it. Raises ValueError where the query heads are no multiple of the KV heads."""
         known = self._structures.get((layer, query_heads))
         if known is not None:
             return known
-        arenas = self._layers[layer]
-        if query_heads < self.kv_heads or query_heads % self.kv_heads:
-            raise ValueError(f"{query_heads} query heads are no multiple of {self.kv_heads} KV heads")
-        sinks = arenas.sinks
+        pool, stored = self.pool, self.pool.layers[layer]
+        if query_heads < pool.kv_heads or query_heads % pool.kv_heads:
+            raise ValueError(f"{query_heads} query heads are no multiple of {pool.kv_heads} KV heads")
+        sinks = self.sinks.get(layer)
         if sinks is not None and (sinks.dtype != torch.float32 or sinks.shape != (query_heads,)):
             raise ValueError(f"sinks need float32 [{query_heads}], but are {sinks.dtype} {list(sinks.shape)}")
         made = Layer(
-            arenas.side(arenas.key, arenas.format.key),
-            arenas.side(arenas.value, arenas.format.value),
-            self.kv_heads,
-            query_heads // self.kv_heads,
-            arenas.block_size,
-            self.layout.tables[self.tables[layer]].window or 0,
+            side_of(stored.key, stored.format.key, pool.head_dim),
+            side_of(stored.value, stored.format.value, pool.head_dim),
+            pool.kv_heads,
+            query_heads // pool.kv_heads,
+            pool.layout.block_size,
+            pool.layout.tables[stored.table].window or 0,
             self._scale,
-            self._softcap,
+            self._soft_cap,
             sinks.data_ptr() if sinks is not None else None,
         )
         self._structures[layer, query_heads] = made
@@ -145,22 +148,15 @@ class CpuAttention:
     def plan(self, spans: Sequence[SequenceSpan]) -> CpuAttentionStep:
         """As `PagedAttention.plan`."""
         for span in spans:
-            span.check(self.layout)
+            span.check(self.pool.layout)
         by_window: dict[int | None, tuple[torch.Tensor, int]] = {}
         tables = []
-        for index, table in enumerate(self.layout.tables):
+        for index, table in enumerate(self.pool.layout.tables):
             if table.window not in by_window:
                 by_window[table.window] = _units(spans, table)
             units, slots = by_window[table.window]
-            tables.append(_TableStep(*_spans(spans, index, table, self.layout.block_size), units, slots))
+            tables.append(_TableStep(*_spans(spans, index, table, self.pool.layout.block_size), units, slots))
         return CpuAttentionStep(self, tables, sum(span.new_tokens for span in spans))
-
-
-def _table_of_layers(layout: KvLayout, num_layers: int) -> list[int]:
-    tables = {layer: index for index, table in enumerate(layout.tables) for layer in table.layers}
-    if sorted(tables) != list(range(num_layers)):
-        raise ValueError(f"the layout's tables serve the layers {sorted(tables)}, but there are {num_layers}")
-    return [tables[layer] for layer in range(num_layers)]
 
 
 def _spans(

@@ -1,22 +1,21 @@
-"""What the CPU kernels' tests share: arenas that are NaN where nobody wrote, and attention over what was stored."""
+"""What the CPU kernels' tests share: a pool that is NaN where nobody wrote, and the reference over a copy of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
 from kvtide_kernels.attention import SequenceSpan
-from kvtide_kernels.block_view import BlockView
-from kvtide_kernels.codec import decode
-from kvtide_kernels.cpu.arenas import LayerArenas
 from kvtide_kernels.cpu.attention import CpuAttention
 from kvtide_kernels.cpu.library import library
-from kvtide_kernels.reference import attend
-from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat, VectorFormat
+from kvtide_kernels.key_basis import KeyBasis
+from kvtide_kernels.pool import KVPool
+from kvtide_kernels.reference import ReferenceAttention, attend
+from kvtide_sizing.formats import BF16, INT4, INT8, RECENT_TOKENS, LayerFormat
 from kvtide_sizing.memory.kv import KvLayout, TableLayout
+from tests.kernels.paged import Held
 
 FORMATS = {
     f"{key.name}-{value.name}": LayerFormat(key, value) for key in (BF16, INT8, INT4) for value in (BF16, INT8, INT4)
@@ -24,72 +23,114 @@ FORMATS = {
 
 
 @dataclass
-class Held:
-    """A sequence: its block table, and what it has stored."""
+class Stored:
+    """A sequence: its block tables, and what each layer was given of it."""
 
-    blocks: list[int] = field(default_factory=list)
-    first: int = 0
+    tables: list[Held]
     past: int = 0
-    keys: list[torch.Tensor] = field(default_factory=list)
-    values: list[torch.Tensor] = field(default_factory=list)
+    recent_from: int = 0
+    keys: list[list[torch.Tensor]] = field(default_factory=list)
+    values: list[list[torch.Tensor]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out, and what says what should have, of the values."""
+    """What came out of a layer, what the reference says, and how large the terms of its sums were."""
 
     got: torch.Tensor
-    attend_to: Callable[[torch.Tensor], torch.Tensor]
-    values: torch.Tensor
+    wanted: torch.Tensor
+    terms: torch.Tensor
+
+    @property
+    def error(self) -> float:
+        """Of a head's largest terms, as rotated values spread what is rounded over all elements."""
+        return ((self.got - self.wanted).abs() / self.terms).max().item()
 
     def check(self) -> None:
-        """bfloat16 rounds a result by 2^-8 of it, and the weights of values in bfloat16 by as much: 2^-7 together.
-
-        Of a head's largest terms, as rotated values spread what is rounded over all elements.
-        """
-        error = (self.got - self.attend_to(self.values)).abs()
-        # With all values positive, attention is how large the terms were.
-        worst = (error / self.attend_to(self.values.abs()).amax(-1, keepdim=True)).max().item()
-        assert worst <= 2**-7, f"an error of {worst:.5f} of the terms"
+        """bfloat16 rounds a result by 2^-8 of it, and the weights of values in bfloat16 by as much: 2^-7 together."""
+        assert self.error <= 2**-7, f"an error of {self.error:.5f} of the terms"
 
 
 class Cache:
-    """One layer's arenas, all NaN, and sequences that take blocks in no order and drop them behind the window."""
+    """A pool, all NaN, and sequences that take blocks in no order and drop them behind the window.
+
+    formats: one a layer, dealt out in turn to a table for each of the windows
+    recent:  whether the layout has recent tokens, in layers that keep any
+    """
 
     def __init__(
         self,
-        stored: LayerFormat,
-        *,
+        *formats: LayerFormat,
         kv_heads: int = 2,
         group: int = 2,
         head_dim: int = 64,
         block_size: int = 16,
-        window: int | None = None,
-        softcap: float = 0.0,
+        windows: Sequence[int | None] = (None,),
+        soft_cap: float | None = None,
         sinks: bool = False,
+        bases: bool = False,
+        recent: bool = False,
         num_blocks: int = 64,
         instruction_set: str | None = None,
     ) -> None:
-        self.stored, self.kv_heads, self.group, self.head_dim = stored, kv_heads, group, head_dim
-        self.block_size, self.window, self.softcap = block_size, window, softcap
-        self.sinks = torch.randn(kv_heads * group) if sinks else None
-        self.scale = head_dim**-0.5
-        key, value = (
-            torch.full((num_blocks, kv_heads, block_size * side.vector_bytes(head_dim)), 255, dtype=torch.uint8)
-            for side in (stored.key, stored.value)
+        self.formats, self.kv_heads, self.group, self.head_dim = formats, kv_heads, group, head_dim
+        self.windows, self.scale, self.soft_cap = windows, head_dim**-0.5, soft_cap
+        layers = range(len(formats))
+        self.sinks = {layer: torch.randn(kv_heads * group) for layer in layers if sinks}
+        self.bases = {
+            layer: basis_of(kv_heads, head_dim, centred=soft_cap is None and not sinks)
+            for layer in layers
+            if bases and formats[layer].has_key_basis
+        }
+        tables = tuple(
+            TableLayout(tuple(layers[start :: len(windows)]), window) for start, window in enumerate(windows)
         )
-        self.arenas = LayerArenas(stored, key, value, head_dim, block_size, self.sinks)
-        self.layout = KvLayout(block_size, key[0].numel() + value[0].numel(), (TableLayout((0,), window),), 512)
+        slots = zip(*(table.layers for table in tables), strict=True)
+        width = sum(
+            max(side.vector_bytes(head_dim) for side in sides)
+            for slot in slots
+            for sides in ([formats[layer].key for layer in slot], [formats[layer].value for layer in slot])
+        )
+        keeps_recent = recent and any(stored.keeps_recent for stored in formats)
+        self.layout = KvLayout(
+            block_size, block_size * kv_heads * width, tables, 512, RECENT_TOKENS if keeps_recent else 0
+        )
+        self.pool, self._copy = (
+            KVPool.allocate(
+                self.layout,
+                formats,
+                num_blocks=num_blocks,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                device=torch.device("cpu"),
+            )
+            for _ in range(2)
+        )
+        self.pool.storage.fill_(255)
         self.attention = CpuAttention(
-            self.layout, [self.arenas], scale=self.scale, softcap=softcap, kernels=library(instruction_set)
+            self.pool,
+            scale=self.scale,
+            soft_cap=soft_cap,
+            sinks=self.sinks,
+            bases=self.bases,
+            kernels=library(instruction_set),
+        )
+        self._reference = ReferenceAttention(
+            self.layout, self._copy.layers, scale=self.scale, soft_cap=soft_cap, sinks=self.sinks, bases=self.bases
         )
         self.free = torch.randperm(num_blocks).tolist()
 
-    def span(self, held: Held, new: int) -> SequenceSpan:
+    def sequence(self) -> Stored:
+        """A new one, with blocks for its recent tokens."""
+        tables = [Held(recent=[self.free.pop() for _ in range(self.layout.recent_blocks)]) for _ in self.windows]
+        return Stored(tables, keys=[[] for _ in self.formats], values=[[] for _ in self.formats])
+
+    def span(self, held: Stored, new: int) -> SequenceSpan:
         """Blocks for new tokens."""
-        while (held.first + len(held.blocks)) * self.block_size < held.past + new:
-            held.blocks.append(self.free.pop())
-        return SequenceSpan([held], held.past, new)
+        for table in held.tables:
+            while (table.first + len(table.blocks)) * self.layout.block_size < held.past + new:
+                table.blocks.append(self.free.pop())
+        return SequenceSpan(held.tables, held.past, new, held.recent_from)
 
     def vectors(self, tokens: int, heads: int) -> torch.Tensor:
         """Random bfloat16 [tokens, heads, head_dim] with an outlier channel, as keys have."""
@@ -97,60 +138,64 @@ class Cache:
         x[..., 3] *= 4
         return x.bfloat16()
 
-    def kept(self, held: Held, new: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the arenas have of a sequence's next `new` tokens, by the codec: keys and values in float64."""
-        tokens = torch.arange(held.past, held.past + new)
-        blocks = torch.tensor(held.blocks)[tokens // self.block_size - held.first]
-        slots = tokens % self.block_size
-
-        def side(arena: torch.Tensor, stored: VectorFormat) -> torch.Tensor:
-            view = BlockView.of(arena, stored, self.block_size, self.head_dim)
-            return decode(stored, view.read(blocks, slots), self.head_dim).double()
-
-        return side(self.arenas.key, self.stored.key), side(self.arenas.value, self.stored.value)
-
-    def step(self, work: list[tuple[Held, int]]) -> list[Result]:
-        """Run a step of (sequence, new tokens)."""
+    def step(self, work: list[tuple[Stored, int]]) -> list[Result]:
+        """Run a step of (sequence, new tokens) in every layer."""
         news = [new for _, new in work]
-        step = self.attention.plan([self.span(held, new) for held, new in work])
-        query = self.vectors(sum(news), self.kv_heads * self.group)
-        key, value = self.vectors(sum(news), self.kv_heads), self.vectors(sum(news), self.kv_heads)
-        out = step.run(0, query, key, value)
+        spans = [self.span(held, new) for held, new in work]
+        self._copy.storage.copy_(self.pool.storage)
+        step, reference = self.attention.plan(spans), self._reference.plan(spans)
         results = []
-        for (held, new), q, k, v, got in zip(work, *(x.split(news) for x in (query, key, value, out)), strict=True):
-            kept_key, kept_value = self.kept(held, new)
-            # A chunk's own tokens are attended to as they came, a decode's as it is stored.
-            keys = torch.cat([*held.keys, kept_key if new == 1 else k.double()])
-            values = torch.cat([*held.values, kept_value if new == 1 else v.double()])
-            attend_to = partial(
-                attend,
-                q,
-                keys,
-                scale=self.scale,
-                positions=torch.arange(held.past, held.past + new),
-                window=self.window,
-                soft_cap=self.softcap or None,
-                sinks=self.sinks,
-            )
-            results.append(Result(got.double(), attend_to, values))
-            held.keys.append(kept_key)
-            held.values.append(kept_value)
+        for layer in range(len(self.formats)):
+            query = self.vectors(sum(news), self.kv_heads * self.group)
+            key, value = self.vectors(sum(news), self.kv_heads), self.vectors(sum(news), self.kv_heads)
+            out = step.run(layer, query, key, value).double()
+            # In float32, as bases are: bfloat16 would round once more what they make.
+            wanted = reference.run(layer, query.float(), key.float(), value.float()).double()
+            for (held, new), q, k, v, *both in zip(
+                work, *(x.split(news) for x in (query, key, value, out, wanted)), strict=True
+            ):
+                held.keys[layer].append(k)
+                held.values[layer].append(v)
+                # With all values positive, attention is how large the terms were.
+                terms = attend(
+                    q,
+                    torch.cat(held.keys[layer]),
+                    torch.cat(held.values[layer]).abs(),
+                    scale=self.scale,
+                    positions=torch.arange(held.past, held.past + new),
+                    window=self.windows[layer % len(self.windows)],
+                    soft_cap=self.soft_cap,
+                    sinks=self.sinks.get(layer),
+                )
+                results.append(Result(*both, terms.amax(-1, keepdim=True)))
+        for held, new in work:
             held.past += new
             self._drop(held)
         return results
 
-    def _drop(self, held: Held) -> None:
-        seen_from = 0 if self.window is None else max(0, held.past + 1 - self.window)
-        while (held.first + 1) * self.block_size <= seen_from:
-            block = held.blocks.pop(0)
-            held.first += 1
-            self.arenas.key[block], self.arenas.value[block] = 255, 255
-            self.free.insert(0, block)
+    def _drop(self, held: Stored) -> None:
+        for number, (table, of_layers) in enumerate(zip(held.tables, self.layout.tables, strict=True)):
+            while (table.first + 1) * self.layout.block_size <= of_layers.first_needed(held.past):
+                block = table.blocks.pop(0)
+                table.first += 1
+                for layer in self.pool.layers:
+                    if layer.table == number:
+                        layer.key[block], layer.value[block] = 255, 255
+                self.free.insert(0, block)
+
+
+def basis_of(kv_heads: int, head_dim: int, *, centred: bool) -> KeyBasis:
+    """Some basis: an invertible matrix, whose lengths differ up to 4 times, and a centre where the softmax allows."""
+    turn = torch.linalg.qr(torch.randn(kv_heads, head_dim, head_dim)).Q
+    other = torch.linalg.qr(torch.randn(kv_heads, head_dim, head_dim)).Q
+    lengths = torch.exp2(2 * torch.rand(kv_heads, 1, head_dim) - 1)
+    centre = torch.randn(kv_heads, head_dim) if centred else torch.zeros(kv_heads, head_dim)
+    return KeyBasis(((turn * lengths) @ other.mT).contiguous(), ((turn / lengths) @ other.mT).contiguous(), centre)
 
 
 def check(cache: Cache, steps: list[list[int]]) -> None:
     """Steps of new tokens for each sequence, 0 for none; all results against what they should be."""
-    sequences = [Held() for _ in steps[0]]
+    sequences = [cache.sequence() for _ in steps[0]]
     for news in steps:
         for result in cache.step([(held, new) for held, new in zip(sequences, news, strict=True) if new]):
             result.check()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,12 +11,13 @@ from hypothesis import strategies as st
 
 from kvtide_kernels.block_view import BlockView
 from kvtide_kernels.codec import encode
-from kvtide_kernels.cpu.arenas import SERVED_BLOCK_SIZES, SERVED_HEAD_DIMS, LayerArenas
+from kvtide_kernels.cpu.arenas import SERVED_BLOCK_SIZES, SERVED_HEAD_DIMS, check_served
 from kvtide_kernels.cpu.attention import CpuAttention
 from kvtide_kernels.cpu.library import library
-from kvtide_sizing.formats import BF16, FP8, INT4, INT8, LayerFormat, VectorFormat
+from kvtide_kernels.pool import KVPool
+from kvtide_sizing.formats import BF16, FLOAT32, FP8, INT4, INT8, LayerFormat, VectorFormat
 from kvtide_sizing.memory.kv import KvLayout, TableLayout
-from tests.kernels.cpu.stored import FORMATS, Cache, Held, check
+from tests.kernels.cpu.stored import FORMATS, Cache, check
 
 # Rows are steps, columns sequences: how many new tokens each brings.
 BORDERS = [[16, 15, 17, 1], [1, 1, 1, 1], [1, 1, 1, 1]]  # around a block border, all decode after a prefill
@@ -55,14 +58,14 @@ def test_every_block_size(block_size: int, name: str) -> None:
 @pytest.mark.parametrize("name", ["BF16-BF16", "INT8-INT8", "INT4-INT4"])
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 70, 1000])
 def test_windows(window: int, name: str) -> None:
-    check(Cache(FORMATS[name], window=window, num_blocks=90), CHUNKS)
-    check(Cache(FORMATS[name], window=window, num_blocks=90), LONG)
+    check(Cache(FORMATS[name], windows=[window], num_blocks=90), CHUNKS)
+    check(Cache(FORMATS[name], windows=[window], num_blocks=90), LONG)
 
 
 @pytest.mark.parametrize("name", ["BF16-BF16", "INT8-INT4"])
-@pytest.mark.parametrize(("softcap", "sinks"), [(2.0, False), (0.0, True), (30.0, True)])
-def test_soft_capping_and_sinks(softcap: float, sinks: bool, name: str) -> None:
-    check(Cache(FORMATS[name], softcap=softcap, sinks=sinks, num_blocks=90), LONG)
+@pytest.mark.parametrize(("soft_cap", "sinks"), [(2.0, False), (None, True), (30.0, True)])
+def test_soft_capping_and_sinks(soft_cap: float | None, sinks: bool, name: str) -> None:
+    check(Cache(FORMATS[name], soft_cap=soft_cap, sinks=sinks, num_blocks=90), LONG)
 
 
 @pytest.mark.parametrize("instruction_set", ["plain", "avx2"])
@@ -72,7 +75,7 @@ def test_every_instruction_set(name: str, instruction_set: str) -> None:
         library(instruction_set)
     except ValueError as error:
         pytest.skip(str(error))
-    check(Cache(FORMATS[name], head_dim=80, softcap=20.0, sinks=True, instruction_set=instruction_set), CHUNKS)
+    check(Cache(FORMATS[name], head_dim=80, soft_cap=20.0, sinks=True, instruction_set=instruction_set), CHUNKS)
 
 
 @pytest.mark.slow
@@ -80,7 +83,7 @@ def test_every_instruction_set(name: str, instruction_set: str) -> None:
 @pytest.mark.parametrize("head_dim", SERVED_HEAD_DIMS)
 def test_thousands_of_tokens(head_dim: int, name: str) -> None:
     cache = Cache(FORMATS[name], head_dim=head_dim, kv_heads=1, group=4, block_size=64, num_blocks=160)
-    long, longer = Held(), Held()
+    long, longer = cache.sequence(), cache.sequence()
     cache.step([(long, 3000), (longer, 6000)])
     for news in ((1, 1), (100, 40), (1, 1)):
         for result in cache.step([(long, news[0]), (longer, news[1])]):
@@ -94,8 +97,8 @@ def test_thousands_of_tokens(head_dim: int, name: str) -> None:
     kv_heads=st.integers(1, 3),
     group=st.integers(1, 9),
     block_size=st.sampled_from(SERVED_BLOCK_SIZES),
-    window=st.none() | st.integers(1, 200),
-    softcap=st.sampled_from([0.0, 15.0]),
+    windows=st.tuples(st.none() | st.integers(1, 200)),
+    soft_cap=st.sampled_from([None, 15.0]),
     sinks=st.booleans(),
     steps=st.lists(st.lists(st.integers(0, 90), min_size=3, max_size=3).filter(any), min_size=1, max_size=4),
 )
@@ -107,7 +110,7 @@ def test_shapes_that_nobody_thought_of(steps: list[list[int]], **shape: object) 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(name: str) -> None:
     cache = Cache(FORMATS[name], kv_heads=2, group=3, num_blocks=400)
-    sequences = [Held() for _ in range(12)]
+    sequences = [cache.sequence() for _ in range(12)]
     cache.step([(held, 1 + 61 * index) for index, held in enumerate(sequences)])
     news = [1, 1, 40, 1, 1, 33, 1, 1, 1, 2, 1, 1]
     spans = [cache.span(held, new) for held, new in zip(sequences, news, strict=True)]
@@ -119,7 +122,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(name: str) -> None:
 
 def test_threads_change_nothing() -> None:
     cache = Cache(FORMATS["INT8-INT8"], num_blocks=200)
-    held = Held()
+    held = cache.sequence()
     cache.step([(held, 2000)])
     step = cache.attention.plan([cache.span(held, 1)])
     query, own = cache.vectors(1, 4), cache.vectors(1, 2)
@@ -140,11 +143,11 @@ def test_stores_what_the_codec_encodes(stored: VectorFormat, head_dim: int) -> N
     cache = Cache(LayerFormat(stored, stored), head_dim=head_dim)
     own = cache.vectors(300, 2)
     own[7], own[8, :, 1:] = 0, 0
-    held = Held()
+    held = cache.sequence()
     cache.attention.plan([cache.span(held, 300)]).run(0, cache.vectors(300, 4), own, own)
-    view = BlockView.of(cache.arenas.key, stored, 16, head_dim)
+    view = BlockView.of(cache.pool.layers[0].key, stored, 16, head_dim)
     tokens = torch.arange(300)
-    packed, expected = view.read(torch.tensor(held.blocks)[tokens // 16], tokens % 16), encode(stored, own)
+    packed, expected = view.read(torch.tensor(held.tables[0].blocks)[tokens // 16], tokens % 16), encode(stored, own)
     if stored is not INT4:
         assert torch.equal(packed.data, expected.data)
         assert packed.scale is None or torch.equal(packed.scale, expected.scale)
@@ -161,7 +164,7 @@ def test_stores_what_the_codec_encodes(stored: VectorFormat, head_dim: int) -> N
 def test_what_cannot_be_stored_is_seen_in_the_result(stored: VectorFormat, side: str) -> None:
     """A NaN reaches its own sequence's result, and no other's."""
     cache = Cache(LayerFormat(stored, stored))
-    sequences = [Held(), Held()]
+    sequences = [cache.sequence(), cache.sequence()]
     own = {"key": cache.vectors(40, 2), "value": cache.vectors(40, 2)}
     own[side][3] = float("nan")
     spans = [cache.span(held, 20) for held in sequences]
@@ -176,20 +179,21 @@ def test_what_cannot_be_stored_is_seen_in_the_result(stored: VectorFormat, side:
 def test_writes_only_its_own_slots() -> None:
     """Two tokens over a block border change their own vectors, scales and zero points, and nothing else."""
     cache = Cache(LayerFormat(INT8, INT4), kv_heads=3, num_blocks=8)
-    cache.arenas.key.zero_()
-    cache.arenas.value.zero_()
-    held = Held([5, 2], past=15)
+    cache.pool.layers[0].key.zero_()
+    cache.pool.layers[0].value.zero_()
+    held = cache.sequence()
+    held.tables[0].blocks, held.past = [5, 2], 15
     own = torch.full((2, 3, 64), 3.0).bfloat16()
     own[..., 0] = -1.0
     cache.attention.plan([cache.span(held, 2)]).run(0, cache.vectors(2, 6), own, own)
-    written = {tuple(place) for place in cache.arenas.key.nonzero().tolist()}
+    written = {tuple(place) for place in cache.pool.layers[0].key.nonzero().tolist()}
     # 16 vectors of 64 bytes, then 16 scales of 2: token 15 is the last of block 5, token 16 the first of block 2.
     places = {5: [*range(15 * 64, 16 * 64), 1024 + 30, 1024 + 31], 2: [*range(64), 1024, 1025]}
     assert written <= {(block, head, at) for block, ats in places.items() for head in range(3) for at in ats}
     assert {place[:2] for place in written} == {(block, head) for block in (5, 2) for head in range(3)}
     # 3 / 127 in float16, and every element its largest: 127.
-    assert cache.arenas.key[5, :, 15 * 64 + 1 : 16 * 64].eq(127).all()
-    assert cache.arenas.value[[0, 1, 3, 4, 6, 7]].eq(0).all()
+    assert cache.pool.layers[0].key[5, :, 15 * 64 + 1 : 16 * 64].eq(127).all()
+    assert cache.pool.layers[0].value[[0, 1, 3, 4, 6, 7]].eq(0).all()
 
 
 @pytest.mark.parametrize(
@@ -201,28 +205,31 @@ def test_writes_only_its_own_slots() -> None:
     ],
 )
 def test_refuses_what_it_does_not_serve(stored: VectorFormat, head_dim: int, block_size: int, message: str) -> None:
-    arena = torch.zeros(2, 1, block_size * stored.vector_bytes(head_dim), dtype=torch.uint8)
     with pytest.raises(ValueError, match=message):
-        LayerArenas(LayerFormat(stored, stored), arena, arena, head_dim, block_size)
+        check_served(stored, head_dim, block_size)
+
+
+def test_refuses_pools_that_it_does_not_serve() -> None:
+    layout = KvLayout(16, 16 * 2 * 4 * 64, (TableLayout((0,), None),), 1)
+    pool = KVPool.allocate(
+        layout, [LayerFormat(FLOAT32, FLOAT32)], num_blocks=2, kv_heads=1, head_dim=64, device=torch.device("cpu")
+    )
+    with pytest.raises(ValueError, match="no kernels for FLOAT32; there are BF16, INT8, INT4"):
+        CpuAttention(pool, scale=1.0)
 
 
 def test_refuses_arenas_of_another_size() -> None:
-    arena = torch.zeros(2, 1, 16 * 64, dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"keys of INT8, blocks of 16 and heads of 64 need .* \[blocks, heads, 1056\]"):
-        LayerArenas(LayerFormat(INT8, INT8), arena, arena, 64, 16)
-
-
-def test_refuses_layers_unlike_the_layout() -> None:
-    cache = Cache(FORMATS["BF16-BF16"])
-    with pytest.raises(ValueError, match="serve the layers"):
-        CpuAttention(KvLayout(16, 1, (TableLayout((0, 1), None),), 1), [cache.arenas], scale=1.0)
-    with pytest.raises(ValueError, match="blocks of 32 are needed"):
-        CpuAttention(KvLayout(32, 1, (TableLayout((0,), None),), 1), [cache.arenas], scale=1.0)
+    pool = Cache(FORMATS["INT8-INT8"], num_blocks=2).pool
+    narrow = replace(pool.layers[0], value=pool.layers[0].value[..., :-1])
+    with pytest.raises(
+        ValueError, match=r"layer 0: values of INT8, .* need a uint8 tensor \[2, 2, 1056\].* \[2, 2, 1055\]"
+    ):
+        CpuAttention(replace(pool, layers=(narrow,)), scale=1.0)
 
 
 def test_refuses_steps_of_another_dtype_or_shape() -> None:
     cache = Cache(FORMATS["BF16-BF16"])
-    step = cache.attention.plan([cache.span(Held(), 3)])
+    step = cache.attention.plan([cache.span(cache.sequence(), 3)])
     own = torch.zeros(3, 2, 64, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"3 tokens in torch.bfloat16 .* torch.float32 \[3, 4, 64\]"):
         step.run(0, torch.zeros(3, 4, 64), own, own)
