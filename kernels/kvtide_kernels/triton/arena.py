@@ -1,4 +1,4 @@
-"""An arena: the keys, or the values, of one layer slot in all blocks of the pool."""
+"""An arena: the keys, or the values, of one layer in all blocks, as the kernels address them."""
 
 from __future__ import annotations
 
@@ -6,54 +6,69 @@ from dataclasses import dataclass
 
 import torch
 
-from kvtide_sizing.formats import BF16, INT4, INT8, VectorFormat
-
-SERVED_FORMATS = (BF16, INT8, INT4)
-SERVED_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
-SERVED_BLOCK_SIZES = (16, 32, 64, 128, 256)
+from kvtide_kernels.codec import data_bytes, is_rotated
+from kvtide_sizing.formats import VectorFormat
 
 # What a kernel may take for granted of every run of bytes, so that it loads 128 bits at a time.
 ALIGNMENT_BYTES = 16
 
 
+def rotation(stored: VectorFormat, head_dim: int) -> int:
+    """Elements that are rotated together before they are packed, 0 where the format does not rotate.
+
+    The largest power of two that divides head_dim: 96 is three runs of 32.
+    """
+    return head_dim & -head_dim if is_rotated(stored) else 0
+
+
 @dataclass(frozen=True)
-class ArenaShape:
-    """How one side (keys or values) of one layer lies in memory.
+class Arena:
+    """One side of a layer: its format, and its bytes.
 
-        uint8 [num_blocks, kv_heads, head_bytes]        one (block, head), contiguous:
-            data   [block_size, data_bytes]             token by token
-            scale  [block_size] float16                 INT8, INT4
-            zero   [block_size] float16                 INT4
+    storage: uint8 [num_blocks, kv_heads, bytes]; of one (block, head), side by side as in `BlockView`
 
-    Raises ValueError for a format, head size or block size that no kernel serves.
+        data   [block_size, data_bytes]             token by token
+        scale  [block_size] float16                 INT8, INT4
+        zero   [block_size] float16                 INT4
+
+    Heads lie head_stride bytes apart, blocks kv_heads times that. Raises ValueError where they do not, where the bytes
+    have another shape or dtype, or begin off a 16 byte border.
     """
 
     format: VectorFormat
-    kv_heads: int
     head_dim: int
     block_size: int
+    storage: torch.Tensor
 
     def __post_init__(self) -> None:
-        served: list[tuple[str, object, tuple[object, ...]]] = [
-            ("format", self.format.name, tuple(one.name for one in SERVED_FORMATS)),
-            ("head size", self.head_dim, SERVED_HEAD_DIMS),
-            ("block size", self.block_size, SERVED_BLOCK_SIZES),
-        ]
-        for what, asked, serves in served:
-            if asked not in serves:
-                raise ValueError(
-                    f"the Triton kernels serve no {what} {asked}; they serve {', '.join(str(one) for one in serves)}"
-                )
+        storage = self.storage
+        if storage.dtype != torch.uint8 or storage.dim() != 3 or storage.shape[2] != self.head_bytes:
+            raise ValueError(
+                f"blocks of {self.block_size} vectors of {self.head_dim} in {self.format.name} are uint8 "
+                f"[blocks, heads, {self.head_bytes}], but got {storage.dtype} {list(storage.shape)}"
+            )
+        of_block, of_head, of_byte = storage.stride()
+        if of_byte != 1 or of_block != self.kv_heads * of_head or (of_head | storage.data_ptr()) % ALIGNMENT_BYTES:
+            raise ValueError(
+                f"heads lie side by side from borders of {ALIGNMENT_BYTES} bytes on, but the strides of "
+                f"{list(storage.shape)} are {list(storage.stride())}, from {storage.data_ptr() % ALIGNMENT_BYTES} "
+                f"behind a border on"
+            )
 
     @property
-    def bits(self) -> int:
-        """Of one element."""
-        return self.format.bits
+    def num_blocks(self) -> int:
+        """Blocks in the arena."""
+        return self.storage.shape[0]
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of a block."""
+        return self.storage.shape[1]
 
     @property
     def data_bytes(self) -> int:
         """Of one token's packed elements."""
-        return self.format.vector_bytes(self.head_dim) - self.format.scale_bytes - self.format.zero_bytes
+        return data_bytes(self.format, self.head_dim)
 
     @property
     def head_bytes(self) -> int:
@@ -61,46 +76,11 @@ class ArenaShape:
         return self.block_size * self.format.vector_bytes(self.head_dim)
 
     @property
-    def block_bytes(self) -> int:
-        """Of one block, all heads."""
-        return self.kv_heads * self.head_bytes
+    def head_stride(self) -> int:
+        """Bytes from a head to the next one: head_bytes, or more where the layer's slot is wider."""
+        return self.storage.stride(1)
 
     @property
     def rotation(self) -> int:
-        """Elements that are rotated together before they are packed, 0 where the format does not rotate.
-
-        The largest power of two that divides head_dim: 96 is three runs of 32.
-        """
-        return self.head_dim & -self.head_dim if self.format == INT4 else 0
-
-    def view(self, storage: torch.Tensor) -> Arena:
-        """An arena over the bytes of a contiguous tensor, as many blocks as it holds."""
-        flat = storage.view(-1).view(torch.uint8)
-        num_blocks = flat.numel() // self.block_bytes
-        return Arena(self, flat[: num_blocks * self.block_bytes].view(num_blocks, self.kv_heads, self.head_bytes))
-
-
-@dataclass(frozen=True)
-class Arena:
-    """An arena's shape, and its bytes [num_blocks, kv_heads, head_bytes].
-
-    Raises ValueError where the bytes have another shape or dtype, are not contiguous, or begin off a 16 byte border.
-    """
-
-    shape: ArenaShape
-    storage: torch.Tensor
-
-    def __post_init__(self) -> None:
-        expected = (self.storage.shape[0], self.shape.kv_heads, self.shape.head_bytes)
-        if self.storage.dtype != torch.uint8 or tuple(self.storage.shape) != expected:
-            raise ValueError(
-                f"an arena of {self.shape} is uint8 {list(expected)}, "
-                f"but got {self.storage.dtype} {list(self.storage.shape)}"
-            )
-        if not self.storage.is_contiguous() or self.storage.data_ptr() % ALIGNMENT_BYTES:
-            raise ValueError(f"an arena's bytes are contiguous from a border of {ALIGNMENT_BYTES} bytes on")
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in the arena."""
-        return self.storage.shape[0]
+        """As `rotation`."""
+        return rotation(self.format, self.head_dim)

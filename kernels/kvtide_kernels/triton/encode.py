@@ -33,7 +33,6 @@ def store_vectors(
     BITS: tl.constexpr,
     RUN: tl.constexpr,
     BLOCK: tl.constexpr,
-    HEAD_BYTES: tl.constexpr,
 ):
     """Encode float32 x [ROWS, WIDTH], of which DIM columns count, as the rows' tokens of their (block, head).
 
@@ -67,5 +66,5 @@ def store_vectors(
         where = data[:, None] + pairs[None, :]
         tl.store(where, (even | (odd << 4)).to(tl.uint8), mask=live[:, None] & (pairs[None, :] < DIM // 2))
         tl.store(scales, scale, mask=live)
-        zeros = (head + (HEAD_BYTES - 2 * BLOCK)).to(tl.pointer_type(tl.float16)) + row
+        zeros = (head + BLOCK * (DIM * BITS // 8 + 2)).to(tl.pointer_type(tl.float16)) + row
         tl.store(zeros, zero, mask=live)

@@ -8,7 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kvtide_kernels.triton.arena import Arena, ArenaShape
+from kvtide_kernels.pool import StoredLayer
+from kvtide_kernels.triton.arena import Arena
 from kvtide_kernels.triton.encode import store_vectors
 from kvtide_kernels.triton.shapes import padded
 from kvtide_sizing.formats import BF16, INT4, INT8, VectorFormat
@@ -25,6 +26,7 @@ TIGHTER = {BF16: (INT8, INT4), INT8: (INT4,)}
 @triton.jit
 def copy_kernel(storage, pairs, BLOCK_WORDS: tl.constexpr, STEP: tl.constexpr):
     """Copy STEP int32 words of one block to another; grid (pairs, ceil(BLOCK_WORDS / STEP)), pairs [n, 2] int32."""
+    storage = storage.to(tl.pointer_type(tl.int32))
     source = tl.load(pairs + tl.program_id(0) * 2).to(tl.int64) * BLOCK_WORDS
     target = tl.load(pairs + tl.program_id(0) * 2 + 1).to(tl.int64) * BLOCK_WORDS
     words = tl.program_id(1) * STEP + tl.arange(0, STEP)
@@ -66,11 +68,11 @@ def reencode_kernel(
         x = tl.load(where[:, None] + columns[None, :], mask=inside, other=0).to(tl.float32)
         x *= tl.load((source + BLOCK * DIM).to(tl.pointer_type(tl.float16)) + row).to(tl.float32)[:, None]
     target = new + ((first_block + block) * KV_HEADS + head) * HEAD_BYTES
-    store_vectors(x, target, row, row >= 0, ROWS, DIM, WIDTH, BITS, RUN, BLOCK, HEAD_BYTES)
+    store_vectors(x, target, row, row >= 0, ROWS, DIM, WIDTH, BITS, RUN, BLOCK)
 
 
-def copy_blocks(arenas: Sequence[Arena], pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy whole blocks, (source, target), in every arena, before anyone writes to the target.
+def copy_blocks(layers: Sequence[StoredLayer], pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy whole blocks, (source, target), in these layers of one table, before anyone writes to the target.
 
     Raises ValueError where a target is given twice or is a source too: the copies run at once, in no order.
     """
@@ -79,11 +81,12 @@ def copy_blocks(arenas: Sequence[Arena], pairs: Sequence[tuple[int, int]]) -> No
         raise ValueError(f"blocks are copied at once, so a target is no source and no other's target: {list(pairs)}")
     if not pairs:
         return
-    table = torch.tensor(pairs, dtype=torch.int32, device=arenas[0].storage.device)
-    for arena in arenas:
-        words = arena.shape.block_bytes // 4
+    table = torch.tensor(pairs, dtype=torch.int32, device=layers[0].key.device)
+    for arena in (side for layer in layers for side in (layer.key, layer.value)):
+        # To the next block: what lies between heads that fill less than their slot is the same layer's.
+        words = arena.stride(0) // 4
         grid = (len(pairs), triton.cdiv(words, _COPY_WORDS))
-        copy_kernel[grid](arena.storage.view(torch.int32), table, BLOCK_WORDS=words, STEP=_COPY_WORDS, num_warps=4)
+        copy_kernel[grid](arena, table, BLOCK_WORDS=words, STEP=_COPY_WORDS, num_warps=4)
 
 
 def reencode(arena: Arena, to: VectorFormat, num_blocks: int) -> Arena:
@@ -97,37 +100,42 @@ def reencode(arena: Arena, to: VectorFormat, num_blocks: int) -> Arena:
     In ascending order what is written lies at or before what was read. Blocks are set aside a batch at a time first:
     within a batch, a program's target is another one's source.
 
-    Raises ValueError where the format is not tighter, the arena has fewer blocks, or the new shape is not served.
+    Raises ValueError where the format is not tighter, or the arena has fewer blocks or gaps.
     """
-    served = TIGHTER.get(arena.shape.format, ())
+    old, storage = arena.format, arena.storage
+    served = TIGHTER.get(old, ())
     if to not in served:
         raise ValueError(
-            f"{arena.shape.format.name} blocks are not packed to {to.name} in place; "
+            f"{old.name} blocks are not packed to {to.name} in place; "
             f"to {' or '.join(one.name for one in served) or 'nothing'} they are"
         )
     if num_blocks > arena.num_blocks:
         raise ValueError(f"{num_blocks} blocks are to be packed, but the arena has {arena.num_blocks}")
-    old = arena.shape
-    new = ArenaShape(to, old.kv_heads, old.head_dim, old.block_size).view(arena.storage)
-    batch = max(1, min(num_blocks, STAGING_BYTES // old.block_bytes))
-    staging = torch.empty(batch * old.block_bytes, dtype=torch.uint8, device=arena.storage.device)
+    if not storage.is_contiguous():
+        raise ValueError(f"an arena is packed as one run of bytes, but {list(storage.shape)} has gaps between heads")
+    dim, block, heads = arena.head_dim, arena.block_size, arena.kv_heads
+    old_bytes, new_bytes = arena.head_bytes, block * to.vector_bytes(dim)
+    room = storage.numel() // (heads * new_bytes)
+    new = Arena(to, dim, block, storage.view(-1)[: room * heads * new_bytes].view(room, heads, new_bytes))
+    batch = max(1, min(num_blocks, STAGING_BYTES // (heads * old_bytes)))
+    staging = torch.empty(batch, heads, old_bytes, dtype=torch.uint8, device=storage.device)
     for first in range(0, num_blocks, batch):
         count = min(batch, num_blocks - first)
-        staging[: count * old.block_bytes].copy_(arena.storage[first : first + count].view(-1))
-        reencode_kernel[(count, old.kv_heads, old.block_size // 16)](
+        staging[:count].copy_(storage[first : first + count])
+        reencode_kernel[(count, heads, block // 16)](
             staging,
             new.storage,
             first,
-            KV_HEADS=old.kv_heads,
-            DIM=old.head_dim,
-            WIDTH=padded(old.head_dim),
+            KV_HEADS=heads,
+            DIM=dim,
+            WIDTH=padded(dim),
             ROWS=16,
-            BLOCK=old.block_size,
+            BLOCK=block,
             OLD_BITS=old.bits,
-            OLD_HEAD_BYTES=old.head_bytes,
-            BITS=new.shape.bits,
-            HEAD_BYTES=new.shape.head_bytes,
-            RUN=new.shape.rotation,
+            OLD_HEAD_BYTES=old_bytes,
+            BITS=to.bits,
+            HEAD_BYTES=new_bytes,
+            RUN=new.rotation,
             num_warps=4,
         )
     return new

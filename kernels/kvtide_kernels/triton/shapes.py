@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtide_kernels.triton.arena import ArenaShape
+from kvtide_sizing.formats import LayerFormat
 
 # Items of a split decode begin at multiples of this, whatever a layer's tile is.
 SPLIT_TOKENS = 256
@@ -25,7 +25,7 @@ class Launch:
     stages: int
 
 
-def decode_launch(key: ArenaShape, value: ArenaShape) -> Launch:
+def decode_launch(stored: LayerFormat, head_dim: int) -> Launch:
     """The decode kernel's size, for any number of query heads: larger groups take several programs.
 
     16 rows are the least that a tensor core takes, and more do not fit the registers with K and V beside them.
@@ -37,7 +37,7 @@ def decode_launch(key: ArenaShape, value: ArenaShape) -> Launch:
     Warps by what the compiler makes of them: four, but two where a side of 4 bits meets one of 8, which four would
     spill, and where a head's words of four levels are too few columns for four.
     """
-    width, bits = padded(key.head_dim), {key.bits, value.bits}
+    width, bits = padded(head_dim), {stored.key.bits, stored.value.bits}
     few = 4 in bits and (width == 64 or (width == 128 and 8 in bits))
     return Launch(rows=16, tile=max(16, min(64, 16384 * 8 // (max(bits) * width))), warps=2 if few else 4, stages=5)
 
@@ -55,14 +55,14 @@ class PrefillLaunch:
         return self.launch.rows // self.heads
 
 
-def prefill_launch(group: int, key: ArenaShape, value: ArenaShape, *, hopper: bool) -> PrefillLaunch:
+def prefill_launch(group: int, stored: LayerFormat, head_dim: int, *, hopper: bool) -> PrefillLaunch:
     """The prefill kernel's size. Its rows do not depend on the formats: items are the same for all layers.
 
     hopper: a device whose tensor cores take operands from shared memory (capability 9.0). Others hold them in
     registers, and larger tiles than these do not fit there.
     """
-    if padded(key.head_dim) > 128:
-        mixed = {key.bits, value.bits} == {4, 8}
+    if padded(head_dim) > 128:
+        mixed = {stored.key.bits, stored.value.bits} == {4, 8}
         launch = Launch(rows=64, tile=16 if mixed and not hopper else 32, warps=8, stages=2)
     elif hopper:
         launch = Launch(rows=128, tile=64, warps=8, stages=2)

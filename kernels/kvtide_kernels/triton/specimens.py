@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtide_kernels.triton.arena import ArenaShape
+from kvtide_kernels.codec import data_bytes
+from kvtide_kernels.triton.arena import rotation
 from kvtide_kernels.triton.decode import decode_kernel, reduce_kernel
 from kvtide_kernels.triton.moves import copy_kernel, reencode_kernel
 from kvtide_kernels.triton.prefill import prefill_kernel
@@ -17,8 +18,8 @@ KV_HEADS = 8
 
 # What an argument points to; the rest are int32, or float32 for scores.
 _POINTERS = {
-    "*u8": ("key_arena", "value_arena", "old", "new"),
-    "*i32": ("tables", "items", "parts", "slots", "pairs", "storage"),
+    "*u8": ("key_arena", "value_arena", "old", "new", "storage"),
+    "*i32": ("tables", "items", "parts", "slots", "pairs"),
     "*fp32": ("part_values", "part_tops", "part_totals"),
 }
 _TYPES = {name: kind for kind, names in _POINTERS.items() for name in names} | {"scale": "fp32", "cap": "fp32"}
@@ -55,22 +56,20 @@ class Specimen:
 
 def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, target: str) -> list[Specimen]:
     """All kernels for a layer of such heads; `reencode` where a format is what BF16 or INT8 can become."""
-    key = ArenaShape(stored.key, KV_HEADS, head_dim, block)
-    value = ArenaShape(stored.value, KV_HEADS, head_dim, block)
-    width = padded(head_dim)
+    key, value, width = stored.key, stored.value, padded(head_dim)
     sides = {
         "KEY_BITS": key.bits,
-        "KEY_HEAD_BYTES": key.head_bytes,
+        "KEY_HEAD_STRIDE": block * key.vector_bytes(head_dim),
         "VALUE_BITS": value.bits,
-        "VALUE_HEAD_BYTES": value.head_bytes,
-        "VALUE_RUN": value.rotation,
+        "VALUE_HEAD_STRIDE": block * value.vector_bytes(head_dim),
+        "VALUE_RUN": rotation(value, head_dim),
     }
     head = {"KV_HEADS": KV_HEADS, "DIM": head_dim, "WIDTH": width, "BLOCK": block}
     extra = {"CAPPED": False, "SINKS": False}
     math = "plain" if target.startswith("gfx") else "ptx"
-    decode, prefill = decode_launch(key, value), prefill_launch(group, key, value, hopper=target == "sm_90")
-    data = decode.tile * (key.data_bytes + value.data_bytes)
-    whole = decode.tile * (key.head_bytes + value.head_bytes) // block
+    decode, prefill = decode_launch(stored, head_dim), prefill_launch(group, stored, head_dim, hopper=target == "sm_90")
+    data = decode.tile * (data_bytes(key, head_dim) + data_bytes(value, head_dim))
+    whole = decode.tile * (key.vector_bytes(head_dim) + value.vector_bytes(head_dim))
     found = [
         Specimen(
             f"decode{'-split' if split else ''}",
@@ -101,13 +100,20 @@ def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, target
         )
     )
     turned = {"QUERY_HEADS": group * KV_HEADS, "ROWS": 1, "ROPE": True, "TURN_QUERY": True, "TURN_KEY": True}
-    found.append(Specimen("write", write_kernel, head | sides | turned | {"KEY_RUN": key.rotation}, 1))
-    merged = {"HEADS": group * KV_HEADS, "DIM": head_dim, "WIDTH": width, "PARTS": 16, "VALUE_RUN": value.rotation}
+    found.append(Specimen("write", write_kernel, head | sides | turned | {"KEY_RUN": rotation(key, head_dim)}, 1))
+    merged = {
+        "HEADS": group * KV_HEADS,
+        "DIM": head_dim,
+        "WIDTH": width,
+        "PARTS": 16,
+        "VALUE_RUN": rotation(value, head_dim),
+    }
     found.append(Specimen("reduce", reduce_kernel, merged | {"SINKS": False}, 4))
-    found.append(Specimen("copy", copy_kernel, {"BLOCK_WORDS": key.block_bytes // 4, "STEP": 1024}, 4))
-    if stored.value != BF16:
-        old = ArenaShape(BF16 if stored.value == INT8 else INT8, KV_HEADS, head_dim, block)
-        moved = {"OLD_BITS": old.bits, "OLD_HEAD_BYTES": old.head_bytes, "BITS": value.bits, "ROWS": 16}
-        moved |= {"HEAD_BYTES": value.head_bytes, "RUN": value.rotation}
+    words = KV_HEADS * sides["KEY_HEAD_STRIDE"] // 4
+    found.append(Specimen("copy", copy_kernel, {"BLOCK_WORDS": words, "STEP": 1024}, 4))
+    if value != BF16:
+        old = BF16 if value == INT8 else INT8
+        moved = {"OLD_BITS": old.bits, "OLD_HEAD_BYTES": block * old.vector_bytes(head_dim), "BITS": value.bits}
+        moved |= {"HEAD_BYTES": block * value.vector_bytes(head_dim), "RUN": rotation(value, head_dim), "ROWS": 16}
         found.append(Specimen("reencode", reencode_kernel, head | moved, 4))
     return found

@@ -146,7 +146,6 @@ def key_scores(
     WIDTH: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
-    HEAD_BYTES: tl.constexpr,
     MATH: tl.constexpr,
 ):
     """Dots [M, TILE] in float32 of what `load_query` gave with the tile's keys; 0 for tokens that are not seen.
@@ -167,7 +166,7 @@ def key_scores(
             pair_head, pair_row, seen, BLOCK * DIM * BITS // 8
         )[None, :]
     if BITS == 4:
-        scores += total[:, None] * _load_per_token(pair_head, pair_row, seen, HEAD_BYTES - 2 * BLOCK)[None, :]
+        scores += total[:, None] * _load_per_token(pair_head, pair_row, seen, BLOCK * (DIM * BITS // 8 + 2))[None, :]
     return scores
 
 
@@ -189,7 +188,6 @@ def add_values(
     WIDTH: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
-    HEAD_BYTES: tl.constexpr,
     MATH: tl.constexpr,
 ):
     """The sums times shrink [M], and weights [M, TILE] times the tile's values.
@@ -203,7 +201,7 @@ def add_values(
         p = operand(scaled, BITS, MATH)
         shift = shift * shrink[:, None] - OFFSET * p.to(tl.float32)
         if BITS == 4:
-            shift += weights * _load_per_token(pair_head, pair_row, seen, HEAD_BYTES - 2 * BLOCK)[None, :]
+            shift += weights * _load_per_token(pair_head, pair_row, seen, BLOCK * (DIM * BITS // 8 + 2))[None, :]
     else:
         p = operand(weights, BITS, MATH)
     v0 = tl.dot(p, _part(words, 0, BITS, MATH), v0 * shrink[:, None])

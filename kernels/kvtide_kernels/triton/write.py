@@ -49,10 +49,10 @@ def write_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     KEY_BITS: tl.constexpr,
-    KEY_HEAD_BYTES: tl.constexpr,
+    KEY_HEAD_STRIDE: tl.constexpr,
     KEY_RUN: tl.constexpr,
     VALUE_BITS: tl.constexpr,
-    VALUE_HEAD_BYTES: tl.constexpr,
+    VALUE_HEAD_STRIDE: tl.constexpr,
     VALUE_RUN: tl.constexpr,
     ROPE: tl.constexpr,
     TURN_QUERY: tl.constexpr,
@@ -82,14 +82,12 @@ def write_kernel(
         if TURN_KEY:
             out = turned_key + (long_token * KV_HEADS + head) * DIM
             tl.store(out[:, None] + columns[None, :], x.to(turned_key.dtype.element_ty), mask=mask)
-        store_vectors(
-            x, key_arena + at * KEY_HEAD_BYTES, row, kept, ROWS, DIM, WIDTH, KEY_BITS, KEY_RUN, BLOCK, KEY_HEAD_BYTES
-        )
+        store_vectors(x, key_arena + at * KEY_HEAD_STRIDE, row, kept, ROWS, DIM, WIDTH, KEY_BITS, KEY_RUN, BLOCK)
         values = value + long_token * value_stride + head * DIM
         x = _load_head(values, token, live, cos, sin, DIM, WIDTH, False)
         store_vectors(
             x,
-            value_arena + at * VALUE_HEAD_BYTES,
+            value_arena + at * VALUE_HEAD_STRIDE,
             row,
             kept,
             ROWS,
@@ -98,7 +96,6 @@ def write_kernel(
             VALUE_BITS,
             VALUE_RUN,
             BLOCK,
-            VALUE_HEAD_BYTES,
         )
     else:
         head -= KV_HEADS

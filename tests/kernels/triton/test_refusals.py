@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvtide_kernels.triton.arena import Arena, ArenaShape
-from kvtide_kernels.triton.attention import Heads, LayerCache, TritonAttention
+from kvtide_kernels.triton.arena import Arena
 from kvtide_kernels.triton.plan import split_tokens
-from kvtide_sizing.formats import BF16, FP8, INT8, VectorFormat
-from kvtide_sizing.memory.kv import KvLayout, TableLayout
+from kvtide_kernels.triton.served import check_device, check_served
+from kvtide_sizing.formats import FP8, INT8, VectorFormat
 
 
 @pytest.mark.parametrize(
@@ -22,31 +21,45 @@ from kvtide_sizing.memory.kv import KvLayout, TableLayout
 )
 def test_shapes(stored: VectorFormat, dim: int, block: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ArenaShape(stored, 2, dim, block)
-
-
-def arena(stored: VectorFormat, kv_heads: int = 2, dim: int = 64) -> Arena:
-    shape = ArenaShape(stored, kv_heads, dim, 16)
-    return shape.view(torch.zeros(shape.block_bytes, dtype=torch.uint8))
+        check_served(stored, dim, block)
 
 
 @pytest.mark.parametrize(
-    ("cache", "heads", "block", "message"),
+    ("device", "message"),
+    [("cpu", "run on no CPU, but in Triton's interpreter"), ("mps", "serve no device mps here")],
+)
+def test_devices(device: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"{message}; they serve NVIDIA from compute capability 8.0 on"):
+        check_device(torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("capability", "message"), [((7, 5), "no NVIDIA of compute capability 7.5"), ((8, 0), None), ((12, 0), None)]
+)
+def test_nvidia_before_bfloat16(
+    capability: tuple[int, int], message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    if message is None:
+        check_device(torch.device("cuda"))
+        return
+    with pytest.raises(ValueError, match=message):
+        check_device(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
     [
-        (LayerCache(arena(BF16), arena(BF16, 4), 0), 8, 16, "alike in KV heads, head size and block size"),
-        (LayerCache(arena(BF16), arena(INT8), 0), 7, 16, "7 query heads are no multiple of 2 KV heads"),
-        (LayerCache(arena(BF16), arena(INT8), 1), 8, 16, "served by table 1, but the layout has 1"),
-        (LayerCache(arena(BF16), arena(INT8), 0), 8, 32, "blocks of 16 tokens, but the layout of 32"),
+        (torch.zeros(2, 2, 1024, dtype=torch.uint8), r"\[blocks, heads, 1056\], but got torch.uint8 \[2, 2, 1024\]"),
+        (torch.zeros(2, 2, 1060, dtype=torch.uint8)[..., :1056], r"are \[2120, 1060, 1\]"),
+        (torch.zeros(2, 1056, 2, dtype=torch.uint8).transpose(1, 2), r"are \[2112, 1, 2\]"),
+        (torch.zeros(4 * 1056 + 8, dtype=torch.uint8)[8:].view(2, 2, 1056), "from 8 behind a border on"),
     ],
 )
-def test_layers(cache: LayerCache, heads: int, block: int, message: str) -> None:
+def test_bytes_of_another_shape(storage: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TritonAttention(KvLayout(block, 0, (TableLayout((0,), None),), 1), [cache], Heads(heads, 1.0))
-
-
-def test_bytes_of_another_shape() -> None:
-    with pytest.raises(ValueError, match=r"is uint8 \[2, 2, 1056\], but got torch.uint8 \[2, 2, 1024\]"):
-        Arena(ArenaShape(INT8, 2, 64, 16), torch.zeros(2, 2, 1024, dtype=torch.uint8))
+        Arena(INT8, 64, 16, storage)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from kvtide_kernels.attention import SequenceSpan
-from kvtide_kernels.triton.arena import Arena, ArenaShape
-from kvtide_kernels.triton.attention import Heads, LayerCache, TritonAttention
+from kvtide_kernels.pool import KVPool
+from kvtide_kernels.triton.arena import Arena
+from kvtide_kernels.triton.attention import TritonAttention
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat, VectorFormat
 from kvtide_sizing.memory.kv import KvLayout, TableLayout
 
@@ -60,15 +61,15 @@ def kept(x: torch.Tensor, stored: VectorFormat) -> torch.Tensor:
 
 def put(arena: Arena, block: int, row: int, x: torch.Tensor) -> None:
     """Store one token's vectors [kv_heads, dim], byte by byte as the layout says."""
-    stored, size, dim = arena.shape.format, arena.shape.block_size, x.shape[-1]
+    stored, size, dim = arena.format, arena.block_size, x.shape[-1]
     head = arena.storage[block]
-    data = head[:, : size * arena.shape.data_bytes].unflatten(1, (size, -1))[:, row]
+    data = head[:, : size * arena.data_bytes].unflatten(1, (size, -1))[:, row]
     if stored == BF16:
         data.copy_(x.bfloat16().view(torch.uint8))
         return
     turn = rotation(dim) if stored == INT4 else torch.eye(dim)
     level, scale, zero = levels(x @ turn, stored)
-    per_token = head[:, size * arena.shape.data_bytes :].unflatten(1, (-1, size, 2))
+    per_token = head[:, size * arena.data_bytes :].unflatten(1, (-1, size, 2))
     per_token[:, 0, row] = scale[:, None].view(torch.uint8)
     if stored == INT4:
         per_token[:, 1, row] = zero[:, None].view(torch.uint8)
@@ -80,16 +81,17 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    heads: Heads,
+    scale: float,
+    soft_cap: float | None = None,
     window: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last len(query) tokens of a sequence over all of it, [tokens, heads, dim]."""
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", query, key) * heads.scale
-    if heads.soft_cap is not None:
-        scores = heads.soft_cap * torch.tanh(scores / heads.soft_cap)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     position = torch.arange(len(key))
     behind = position[len(key) - len(query) :, None] - position
     scores = scores.masked_fill((behind < 0) | (behind >= (window or len(key))), -torch.inf)
@@ -104,6 +106,7 @@ class Held:
 
     blocks: list[int]
     first: int = 0
+    recent: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -129,19 +132,19 @@ class Case:
     def build(self) -> None:
         """Draw K and V, in bfloat16's numbers, and store the past."""
         torch.manual_seed(self.seed)
-        query_heads = self.group * self.kv_heads
-        self.heads = Heads(query_heads, 1.5 * self.dim**-0.5, self.soft_cap)
-        self.layout = KvLayout(self.block, 0, (TableLayout((0,), self.window),), 512)
-        needs = [
-            range(self.layout.tables[0].first_needed(p) // self.block, -(-(p + n) // self.block)) for p, n in self.spans
-        ]
+        self.scale = 1.5 * self.dim**-0.5
+        table = TableLayout((0,), self.window)
+        token_bytes = sum(side.vector_bytes(self.dim) for side in (self.stored.key, self.stored.value))
+        self.layout = KvLayout(self.block, self.block * self.kv_heads * token_bytes, (table,), 512)
+        needs = [range(table.first_needed(p) // self.block, -(-(p + n) // self.block)) for p, n in self.spans]
         num_blocks = sum(map(len, needs)) + 3
         free = torch.randperm(num_blocks).tolist()
         self.held = [Held([free.pop() for _ in need], need.start) for need in needs]
-        sides = [ArenaShape(one, self.kv_heads, self.dim, self.block) for one in (self.stored.key, self.stored.value)]
-        key, value = (one.view(torch.full((num_blocks * one.block_bytes,), 255, dtype=torch.uint8)) for one in sides)
-        self.sink_logits = torch.randn(query_heads) if self.sinks else None
-        self.cache = LayerCache(key, value, 0, self.sink_logits)
+        self.pool = pool_of_nan(self.layout, [self.stored], num_blocks, self.kv_heads, self.dim)
+        layer = self.pool.layers[0]
+        self.key = Arena(self.stored.key, self.dim, self.block, layer.key)
+        self.value = Arena(self.stored.value, self.dim, self.block, layer.value)
+        self.sink_logits = torch.randn(self.query_heads) if self.sinks else None
         self.history = []
         for (past, new), held in zip(self.spans, self.held, strict=True):
             drawn = torch.randn(2, past + new, self.kv_heads, self.dim).bfloat16().float()
@@ -149,17 +152,39 @@ class Case:
             self.history.append(drawn)
             for token in range(held.first * self.block, past):
                 block = held.blocks[token // self.block - held.first]
-                put(key, block, token % self.block, drawn[0, token])
-                put(value, block, token % self.block, drawn[1, token])
-        self.query = torch.randn(sum(new for _, new in self.spans), query_heads, self.dim).bfloat16().float()
+                put(self.key, block, token % self.block, drawn[0, token])
+                put(self.value, block, token % self.block, drawn[1, token])
+        self.query = torch.randn(sum(new for _, new in self.spans), self.query_heads, self.dim).bfloat16().float()
+
+    @property
+    def query_heads(self) -> int:
+        """Of a token."""
+        return self.group * self.kv_heads
+
+    def attention(self) -> TritonAttention:
+        """The kernels over the pool."""
+        return TritonAttention(
+            self.pool,
+            query_heads=self.query_heads,
+            scale=self.scale,
+            soft_cap=self.soft_cap,
+            sinks={} if self.sink_logits is None else {0: self.sink_logits},
+            programs=self.programs,
+        )
+
+    def sequences(self) -> list[SequenceSpan]:
+        """The spans with their tables."""
+        return [SequenceSpan([held], *span) for held, span in zip(self.held, self.spans, strict=True)]
+
+    def fresh(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The step's new keys and values."""
+        sides = [drawn[:, past:] for drawn, (past, _) in zip(self.history, self.spans, strict=True)]
+        key, value = torch.cat(sides, 1)
+        return key, value
 
     def run(self) -> torch.Tensor:
         """The kernels' result."""
-        attention = TritonAttention(self.layout, [self.cache], self.heads, programs=self.programs)
-        spans = [SequenceSpan([held], *span) for held, span in zip(self.held, self.spans, strict=True)]
-        fresh = [drawn[:, past:] for drawn, (past, _) in zip(self.history, self.spans, strict=True)]
-        key, value = torch.cat(fresh, 1)
-        return attention.plan(spans).run(0, self.query, key, value)
+        return self.attention().plan(self.sequences()).run(0, self.query, *self.fresh())
 
     def expected(self) -> torch.Tensor:
         """Dense attention over what the formats leave: of the past, and of a decode's new token too."""
@@ -168,7 +193,8 @@ class Case:
             packed = past + new if new == 1 else past
             key = torch.cat([kept(drawn[0, :packed], self.stored.key), drawn[0, packed:]])
             value = torch.cat([kept(drawn[1, :packed], self.stored.value), drawn[1, packed:]])
-            out.append(attend(self.query[row : row + new], key, value, self.heads, self.window, self.sink_logits))
+            query = self.query[row : row + new]
+            out.append(attend(query, key, value, self.scale, self.soft_cap, self.window, self.sink_logits))
             row += new
         return torch.cat(out)
 
@@ -176,3 +202,14 @@ class Case:
         """The kernels' result is the expected one, but for the order of float32 sums."""
         self.build()
         torch.testing.assert_close(self.run(), self.expected(), atol=3e-4, rtol=1e-3)
+
+
+def pool_of_nan(
+    layout: KvLayout, formats: Sequence[LayerFormat], num_blocks: int, kv_heads: int, head_dim: int
+) -> KVPool:
+    """A pool whose every byte is 0xff."""
+    pool = KVPool.allocate(
+        layout, formats, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim, device=torch.device("cpu")
+    )
+    pool.storage.fill_(255)
+    return pool

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvtide_kernels.attention import SequenceSpan
-from kvtide_kernels.triton.attention import Heads, TritonAttention
+from kvtide_kernels.triton.attention import TritonAttention
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
 from tests.kernels.triton.interpreted.oracle import FORMATS, Case, attend, name
 
@@ -21,7 +20,7 @@ def test_the_oracle_is_torchs_attention() -> None:
     sides = (one.transpose(0, 1)[None] for one in (query, key, value))
     mask = torch.ones(5, 9, dtype=torch.bool).tril(4)
     theirs = torch.nn.functional.scaled_dot_product_attention(*sides, attn_mask=mask, scale=0.2, enable_gqa=True)
-    torch.testing.assert_close(attend(query, key, value, Heads(6, 0.2)), theirs[0].transpose(0, 1))
+    torch.testing.assert_close(attend(query, key, value, 0.2), theirs[0].transpose(0, 1))
 
 
 @pytest.mark.parametrize("stored", FORMATS, ids=name)
@@ -59,9 +58,7 @@ def test_very_different_lengths_are_split_and_merged(stored: LayerFormat) -> Non
     """On a device that runs 64 programs at once 601 tokens are three items, a token is one, and 301 are two."""
     case = Case(stored, [(600, 1), (0, 1), (300, 1)], block=32, programs=64)
     case.check()
-    attention = TritonAttention(case.layout, [case.cache], case.heads, programs=64)
-    spans = [SequenceSpan([held], *span) for held, span in zip(case.held, case.spans, strict=True)]
-    parts = attention.plan(spans).tables[0].parts
+    parts = case.attention().plan(case.sequences()).tables[0].parts
     assert parts is not None
     assert parts.tolist() == [[0, 0, 3], [1, 3, 1], [2, 4, 2]]
 
@@ -83,3 +80,10 @@ def test_a_soft_cap_holds_scores_that_overflow() -> None:
     case.build()
     case.query *= 1e4
     torch.testing.assert_close(case.run(), case.expected(), atol=3e-4, rtol=1e-3)
+
+
+def test_refuses_query_heads_that_do_not_divide() -> None:
+    case = Case(LayerFormat(BF16, BF16), [(0, 1)], group=7, kv_heads=2)
+    case.build()
+    with pytest.raises(ValueError, match="15 query heads are no multiple of 2 KV heads"):
+        TritonAttention(case.pool, query_heads=15, scale=1.0)

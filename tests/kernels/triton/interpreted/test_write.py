@@ -5,18 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvtide_kernels.attention import SequenceSpan
-from kvtide_kernels.triton.attention import TritonAttention
+from kvtide_kernels.triton.arena import Arena
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat, VectorFormat
 from tests.kernels.triton.interpreted.oracle import FORMATS, Case, attend, kept, name, put
 
 
 def written(case: Case, rotary: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
     """Run the step of a case without a past."""
-    attention = TritonAttention(case.layout, [case.cache], case.heads)
-    spans = [SequenceSpan([held], *span) for held, span in zip(case.held, case.spans, strict=True)]
-    key, value = torch.cat(case.history, 1)
-    return attention.plan(spans).run(0, case.query, key, value, rotary=rotary)
+    return case.attention().plan(case.sequences()).run(0, case.query, *case.fresh(), rotary=rotary)
 
 
 def vectors(arena_bytes: torch.Tensor, stored: VectorFormat, dim: int, size: int) -> torch.Tensor:
@@ -34,15 +30,16 @@ def vectors(arena_bytes: torch.Tensor, stored: VectorFormat, dim: int, size: int
 def test_bytes_are_the_oracles(stored: LayerFormat, dim: int) -> None:
     case = Case(stored, [(0, 17), (0, 1)], dim=dim, kv_heads=2, group=1)
     case.build()
-    expected = [arena.shape.view(arena.storage.clone()) for arena in (case.cache.key, case.cache.value)]
+    arenas = (case.key, case.value)
+    expected = [Arena(one.format, dim, one.block_size, one.storage.clone()) for one in arenas]
     for held, drawn in zip(case.held, case.history, strict=True):
         for token in range(drawn.shape[1]):
             for side, arena in enumerate(expected):
                 put(arena, held.blocks[token // 16], token % 16, drawn[side, token])
     written(case)
-    for arena, by_oracle in zip((case.cache.key, case.cache.value), expected, strict=True):
+    for arena, by_oracle in zip(arenas, expected, strict=True):
         different = (arena.storage != by_oracle.storage).float().mean().item()
-        if arena.shape.format == INT4:
+        if arena.format == INT4:
             # The rotation sums in another order: a level may fall to the other side of a half.
             ours, theirs = (vectors(one.storage, INT4, dim, 16) for one in (arena, by_oracle))
             assert different < 0.01
@@ -66,7 +63,7 @@ def test_large_and_small_keys_keep_their_size() -> None:
     case.history[0][:, 0] *= 1000
     case.history[0][:, 1] *= 0.001
     written(case)
-    block = case.cache.value.storage[case.held[0].blocks[0]][None]
+    block = case.value.storage[case.held[0].blocks[0]][None]
     stored = vectors(block, INT4, 64, 16)[0, 0, :3]
     turned = kept(case.history[0][1, :, 0], INT4)
     torch.testing.assert_close(stored.norm(dim=-1), turned.norm(dim=-1), rtol=1e-3, atol=0)
@@ -95,7 +92,7 @@ def test_rope_is_applied_to_queries_and_keys(stored: LayerFormat, spans: list[tu
         key, value = rope(drawn[0], at), drawn[1]
         if new == 1:
             key, value = kept(key, stored.key), kept(value, stored.value)
-        expected = attend(rope(case.query[row : row + new], at), key, value, case.heads)
+        expected = attend(rope(case.query[row : row + new], at), key, value, case.scale)
         torch.testing.assert_close(out[row : row + new], expected, atol=3e-4, rtol=1e-3)
         row += new
 
@@ -103,10 +100,9 @@ def test_rope_is_applied_to_queries_and_keys(stored: LayerFormat, spans: list[tu
 def test_a_slot_of_minus_one_is_skipped() -> None:
     case = Case(LayerFormat(BF16, BF16), [(0, 2)], group=1)
     case.build()
-    attention = TritonAttention(case.layout, [case.cache], case.heads)
-    step = attention.plan([SequenceSpan([case.held[0]], 0, 2)])
+    step = case.attention().plan(case.sequences())
     step.tables[0].slots[1] = -1
     step.run(0, case.query, *case.history[0])
-    rows = case.cache.key.storage.view(-1, 16, 128)
+    rows = case.key.storage.view(-1, 16, 128)
     changed = (rows != 255).any(-1).nonzero().tolist()
     assert changed == [[case.held[0].blocks[0], 0]]

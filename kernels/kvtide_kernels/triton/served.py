@@ -1,0 +1,48 @@
+"""What the kernels serve: asked before anything is loaded, and again of every pool."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from kvtide_sizing.formats import BF16, INT4, INT8, VectorFormat
+
+SERVED_FORMATS = (BF16, INT8, INT4)
+SERVED_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
+SERVED_BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+# The first NVIDIA architecture whose tensor cores multiply bfloat16, and AMD's that the kernels are compiled for.
+_LEAST_CAPABILITY = (8, 0)
+_SERVED_AMD = ("gfx942",)
+
+
+def check_served(stored: VectorFormat, head_dim: int, block_size: int) -> None:
+    """Raise ValueError, with what is served, for a format, head size or block size (tokens) that no kernel serves."""
+    served: list[tuple[str, object, tuple[object, ...]]] = [
+        ("format", stored.name, tuple(one.name for one in SERVED_FORMATS)),
+        ("head size", head_dim, SERVED_HEAD_DIMS),
+        ("block size", block_size, SERVED_BLOCK_SIZES),
+    ]
+    for what, asked, serves in served:
+        if asked not in serves:
+            raise ValueError(
+                f"the Triton kernels serve no {what} {asked}; they serve {', '.join(str(one) for one in serves)}"
+            )
+
+
+def check_device(device: torch.device) -> None:
+    """Raise ValueError for a device that no kernel is compiled for; the CPU is one where Triton interprets."""
+    serves = f"NVIDIA from compute capability 8.0 on, and AMD {', '.join(_SERVED_AMD)}"
+    if device.type == "cpu":
+        if not triton.knobs.runtime.interpret:
+            raise ValueError(f"the Triton kernels run on no CPU, but in Triton's interpreter; they serve {serves}")
+        return
+    if device.type != "cuda" or not torch.cuda.is_available():
+        raise ValueError(f"the Triton kernels serve no device {device} here; they serve {serves}")
+    if torch.version.hip:
+        found = str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+        if found not in _SERVED_AMD:
+            raise ValueError(f"the Triton kernels serve no AMD {found}; they serve {serves}")
+    elif torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        found = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        raise ValueError(f"the Triton kernels serve no NVIDIA of compute capability {found}; they serve {serves}")
