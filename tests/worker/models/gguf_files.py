@@ -7,7 +7,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from transformers import Gemma3ForCausalLM, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -23,6 +23,13 @@ _NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 _LLAMA_NAMES = {**_NAMES, "post_attention_layernorm": "ffn_norm"}
+_GATED_NAMES = {
+    **_LLAMA_NAMES,
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+}
 _GEMMA3_NAMES = {
     **_NAMES,
     "self_attn.q_norm": "attn_q_norm",
@@ -54,6 +61,30 @@ def write_llama(path: Path, model: LlamaForCausalLM, rope_freqs: np.ndarray | No
         writer.add_tensor(_gguf_name(name, _LLAMA_NAMES), weight)
     if rope_freqs is not None:
         writer.add_tensor("rope_freqs.weight", rope_freqs)
+    _write(writer)
+
+
+def write_gated(path: Path, model: PreTrainedModel, **fields: Any) -> None:
+    """Qwen 2 and 3, and Phi 3: rows stay in their order, and so do the parts of what is fused."""
+    config = model.config
+    rope, head_dim = config.rope_parameters, getattr(config, "head_dim", None)
+    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    writer = _writer(path, config, config.model_type)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if config.model_type == "qwen3":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if config.model_type == "phi3":
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+        writer.add_sliding_window(config.sliding_window or 0)
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if rope["rope_type"] == "longrope":
+        writer.add_rope_scaling_attn_factors(fields["attention_factor"])
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
+    for name, parameter in model.named_parameters():
+        writer.add_tensor(_gguf_name(name, _GATED_NAMES), parameter.detach().numpy())
     _write(writer)
 
 
@@ -92,11 +123,11 @@ def _writer(path: Path, config: Any, architecture: str) -> gguf.GGUFWriter:
 
 
 def _gguf_name(name: str, names: dict[str, str]) -> str:
-    name = name.removesuffix(".weight")
+    name, _, kind = name.rpartition(".")
     if name in names:
-        return f"{names[name]}.weight"
+        return f"{names[name]}.{kind}"
     _, _, layer, part = name.split(".", 3)
-    return f"blk.{layer}.{names[part]}.weight"
+    return f"blk.{layer}.{names[part]}.{kind}"
 
 
 def _write(writer: gguf.GGUFWriter) -> None:

@@ -16,7 +16,8 @@ from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.gguf import GgufCheckpoint
 from tests.worker.models.dense import read
 from tests.worker.models.gguf_files import write_llama
-from tests.worker.models.test_llama import LLAMA3_ROPE, paged_logits
+from tests.worker.models.paged import paged_logits
+from tests.worker.models.test_llama import LLAMA3_ROPE
 from tests.worker.models.tiny import save_tiny_llama
 
 
@@ -74,7 +75,7 @@ def test_older_folders_name_rope_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mixtral"}, "of type 'mixtral'; this worker runs 'llama' and 'gemma3_text'"),
+        ({"model_type": "mixtral"}, "of type 'mixtral'; this worker runs 'llama', 'mistral', "),
         ({"attention_bias": True}, "sets attention_bias=True"),
         ({"quantization_config": {"bits": 4}}, "sets quantization_config="),
         ({"partial_rotary_factor": 0.5}, "rotates a part of each head"),
@@ -93,7 +94,7 @@ def test_refuses_other_models_in_a_folder(tmp_path: Path, change: dict[str, Any]
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architecture": "qwen2"}, "of architecture 'qwen2'; this worker runs 'llama' and 'gemma3'"),
+        ({"architecture": "qwen2moe"}, "of architecture 'qwen2moe'; this worker runs 'llama', 'qwen2', "),
         ({"experts": 8}, "is a mixture of experts"),
         ({"rope_dimensions": 8}, "rotates a part of each head"),
         ({"head_count_kv": [2, 1]}, "has one llama.attention.head_count_kv per layer"),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from kvtide_worker.models.rope import Rope
 
-Family = Literal["llama", "gemma3"]
+Family = Literal["llama", "qwen2", "qwen3", "gemma3", "phi3"]
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class ModelConfig:
 
     windows:          per layer, how many of the last tokens a token sees, itself included; None: all of them
     attention_scale:  what scores are multiplied by
-    rope:             of layers that see all tokens
-    window_rope:      of layers with a window; None where no layer has one
+    rope:             of all layers, but for those with a window where they have another
+    window_rope:      of these; None where there is no other
     """
 
     family: Family
@@ -36,3 +36,9 @@ class ModelConfig:
     window_rope: Rope | None
     tied_embeddings: bool
     eos_token_ids: tuple[int, ...]
+
+    def rope_of(self, layer: int) -> Rope:
+        """How a layer's queries and keys are rotated."""
+        if self.window_rope is None or self.windows[layer] is None:
+            return self.rope
+        return self.window_rope

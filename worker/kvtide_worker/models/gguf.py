@@ -27,11 +27,19 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 _FAMILY_NAMES: dict[Family, dict[str, str]] = {
     "llama": {"post_attention_layernorm": "ffn_norm"},
+    "qwen2": {"post_attention_layernorm": "ffn_norm"},
+    "qwen3": {"post_attention_layernorm": "ffn_norm", **_HEAD_NORMS},
+    # What is fused in Hugging Face's files is so here, in the same order.
+    "phi3": {
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.qkv_proj": "attn_qkv",
+        "mlp.gate_up_proj": "ffn_up",
+    },
     "gemma3": {
-        "self_attn.q_norm": "attn_q_norm",
-        "self_attn.k_norm": "attn_k_norm",
+        **_HEAD_NORMS,
         "post_attention_layernorm": "post_attention_norm",
         "pre_feedforward_layernorm": "ffn_norm",
         "post_feedforward_layernorm": "post_ffw_norm",
@@ -75,11 +83,11 @@ class GgufCheckpoint:
         return stored
 
     def _gguf_name(self, name: str) -> str:
-        name = name.removesuffix(".weight")
+        name, _, kind = name.rpartition(".")
         if name in _MODEL_NAMES:
-            return f"{_MODEL_NAMES[name]}.weight"
+            return f"{_MODEL_NAMES[name]}.{kind}"
         _, _, layer, part = name.split(".", 3)
-        return f"blk.{layer}.{(_LAYER_NAMES | _FAMILY_NAMES[self.config.family])[part]}.weight"
+        return f"blk.{layer}.{(_LAYER_NAMES | _FAMILY_NAMES[self.config.family])[part]}.{kind}"
 
 
 def _undo_interleave(rows: torch.Tensor, heads: int) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""A model's dimensions from a Hugging Face folder's config.json."""
+"""A model's dimensions from a Hugging Face folder's config.json.
+
+What a family's file leaves out is as in its configuration class in transformers.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from kvtide_sizing.errors import UnsupportedModel
-from kvtide_worker.models.config import ModelConfig
-from kvtide_worker.models.rope import LinearScaling, Llama3Scaling, NoScaling, Rope, RopeScaling
+from kvtide_worker.models.config import Family, ModelConfig
+from kvtide_worker.models.hf_rope import RopeReader
 
 _GEMMA3_PATTERN = 6  # every sixth layer sees all tokens, where a config does not say it
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -21,34 +25,67 @@ def read_config(folder: Path) -> ModelConfig:
     kind = config.get("model_type") or ", ".join(config.get("architectures") or [])
     family = _FAMILIES.get(kind) or _FAMILIES.get(_MODEL_TYPES.get(kind, ""))
     if family is None:
-        known = " and ".join(f"'{name}'" for name in _FAMILIES)
+        known = ", ".join(f"'{name}'" for name in _FAMILIES)
         raise UnsupportedModel(f"{folder} holds a model of type '{kind}'; this worker runs {known}")
-    if config.get("partial_rotary_factor", 1) != 1:
-        raise UnsupportedModel(f"{folder} rotates a part of each head; this worker rotates all of it")
     return family(folder, config)
 
 
 def _llama(folder: Path, config: dict[str, Any]) -> ModelConfig:
-    _refuse(folder, config, "attention_bias", "mlp_bias", "quantization_config", "sliding_window")
+    _refuse(folder, config, "attention_bias", "mlp_bias", "sliding_window")
+    return _gated(folder, config, "llama")
+
+
+def _mistral(folder: Path, config: dict[str, Any]) -> ModelConfig:
+    config = {"num_key_value_heads": 8, "sliding_window": 4096, **config}
+    return _gated(folder, config, "llama", window=config["sliding_window"])
+
+
+def _qwen2(folder: Path, config: dict[str, Any]) -> ModelConfig:
+    return _qwen(folder, config, "qwen2")
+
+
+def _qwen3(folder: Path, config: dict[str, Any]) -> ModelConfig:
+    _refuse(folder, config, "attention_bias")
+    return _qwen(folder, {"head_dim": 128, **config}, "qwen3")
+
+
+def _qwen(folder: Path, config: dict[str, Any], family: Family) -> ModelConfig:
+    config = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28, **config}
+    # The files name a window that counts only where it is switched on, and from some layer on.
+    window = config["sliding_window"] if config.get("use_sliding_window") else None
+    return _gated(folder, config, family, window=window, first_windowed=config["max_window_layers"])
+
+
+def _phi3(folder: Path, config: dict[str, Any]) -> ModelConfig:
+    return _gated(folder, {"rms_norm_eps": 1e-5, **config}, "phi3", window=config.get("sliding_window"))
+
+
+def _gated(
+    folder: Path, config: dict[str, Any], family: Family, *, window: int | None = None, first_windowed: int = 0
+) -> ModelConfig:
+    """What is built like Llama. A window, where there is one, is for the layers from first_windowed on."""
+    _refuse(folder, config, "quantization_config")
     if config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"{folder} sets hidden_act={config['hidden_act']}; this worker runs 'silu'")
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    # Newer folders say all about RoPE in rope_parameters, older ones in rope_theta and rope_scaling.
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    sliding = [window is not None and layer >= first_windowed for layer in range(config["num_hidden_layers"])]
     return ModelConfig(
         **_common(folder, config),
-        family="llama",
+        family=family,
         head_dim=head_dim,
         attention_scale=head_dim**-0.5,
-        windows=(None,) * config["num_hidden_layers"],
-        rope=_rope(folder, {"rope_theta": config.get("rope_theta", 10_000.0), **rope}),
+        # A window as long as the context is none.
+        windows=tuple(
+            None if size is None or size >= config["max_position_embeddings"] else size
+            for size in _windows(folder, config, window, sliding)
+        ),
+        rope=RopeReader(folder, config, head_dim, is_phi3=family == "phi3").only(),
         window_rope=None,
         tied_embeddings=config.get("tie_word_embeddings", False),
     )
 
 
 def _gemma3(folder: Path, config: dict[str, Any]) -> ModelConfig:
-    """As transformers' Gemma3TextConfig: what is left out there has its value here."""
     _refuse(
         folder,
         config,
@@ -62,40 +99,55 @@ def _gemma3(folder: Path, config: dict[str, Any]) -> ModelConfig:
     if activation != "gelu_pytorch_tanh":
         raise UnsupportedModel(f"{folder} sets hidden_activation={activation}; this worker runs 'gelu_pytorch_tanh'")
     # Newer folders say all about RoPE in rope_parameters, older ones in four places.
-    ropes = config.get("rope_parameters") or {"full_attention": config.get("rope_scaling")}
-    full = {"rope_theta": config.get("rope_theta", 1_000_000.0), **(ropes.get("full_attention") or {})}
-    local = {"rope_theta": config.get("rope_local_base_freq", 10_000.0), **(ropes.get("sliding_attention") or {})}
-    windows = _gemma3_windows(folder, config)
+    ropes = config.get("rope_parameters") or {_FULL: config.get("rope_scaling")}
+    full = {"rope_theta": config.get("rope_theta", 1_000_000.0), **(ropes.get(_FULL) or {})}
+    local = {"rope_theta": config.get("rope_local_base_freq", 10_000.0), **(ropes.get(_SLIDING) or {})}
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or _GEMMA3_PATTERN
+    sliding = [(layer + 1) % pattern != 0 for layer in range(config["num_hidden_layers"])]
+    windows = _windows(folder, config, config.get("sliding_window", 4096), sliding)
+    head_dim = config.get("head_dim", 256)
+    reader = RopeReader(folder, config, head_dim)
     return ModelConfig(
         **_common(folder, config),
         family="gemma3",
-        head_dim=config.get("head_dim", 256),
+        head_dim=head_dim,
         attention_scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
         windows=windows,
-        rope=_rope(folder, full),
-        window_rope=_rope(folder, local) if any(windows) else None,
+        rope=reader.read(full),
+        window_rope=reader.read(local) if any(windows) else None,
         tied_embeddings=config.get("tie_word_embeddings", True),
     )
 
 
-_MODEL_TYPES = {"LlamaForCausalLM": "llama", "Gemma3ForCausalLM": "gemma3_text"}
-_FAMILIES: dict[str, Callable[[Path, dict[str, Any]], ModelConfig]] = {"llama": _llama, "gemma3_text": _gemma3}
+_MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Phi3ForCausalLM": "phi3",
+}
+_FAMILIES: dict[str, Callable[[Path, dict[str, Any]], ModelConfig]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma3_text": _gemma3,
+    "phi3": _phi3,
+}
 
 
-def _gemma3_windows(folder: Path, config: dict[str, Any]) -> tuple[int | None, ...]:
-    num_layers = config["num_hidden_layers"]
-    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or _GEMMA3_PATTERN
-    of_layers = {"sliding_attention": config.get("sliding_window", 4096), "full_attention": None}
-    types = config.get("layer_types") or [
-        "sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(num_layers)
-    ]
-    if len(types) != num_layers:
-        raise UnsupportedModel(f"{folder} has {num_layers} layers but {len(types)} layer_types; they must be as many")
+def _windows(folder: Path, config: dict[str, Any], window: int | None, sliding: list[bool]) -> tuple[int | None, ...]:
+    """Each layer's window; sliding says which layers have it where layer_types does not."""
+    of_layers = {_SLIDING: window, _FULL: None}
+    types = config.get("layer_types") or [_SLIDING if slides else _FULL for slides in sliding]
+    if len(types) != len(sliding):
+        raise UnsupportedModel(f"{folder} has {len(sliding)} layers but {len(types)} layer_types; they must be as many")
     unknown = sorted(set(types) - set(of_layers))
     if unknown:
         raise UnsupportedModel(f"{folder} has layers of type '{unknown[0]}'; this worker runs {', '.join(of_layers)}")
-    if "sliding_attention" in types and not of_layers["sliding_attention"]:
-        raise UnsupportedModel(f"{folder} has layers of type 'sliding_attention' but no sliding_window")
+    if _SLIDING in types and not window:
+        raise UnsupportedModel(f"{folder} has layers of type '{_SLIDING}' but no sliding_window")
     return tuple(of_layers[kind] for kind in types)
 
 
@@ -110,7 +162,7 @@ def _common(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         "kv_heads": config.get("num_key_value_heads") or query_heads,
         "vocab_size": config["vocab_size"],
         "max_position_embeddings": config["max_position_embeddings"],
-        "rms_norm_eps": config["rms_norm_eps"],
+        "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
         "eos_token_ids": _eos_token_ids(folder, config),
     }
 
@@ -119,26 +171,6 @@ def _refuse(folder: Path, config: dict[str, Any], *options: str) -> None:
     for option in options:
         if config.get(option):
             raise UnsupportedModel(f"{folder} sets {option}={config[option]}, which this worker does not run")
-
-
-def _rope(folder: Path, rope: dict[str, Any]) -> Rope:
-    return Rope(rope["rope_theta"], _rope_scaling(folder, rope))
-
-
-def _rope_scaling(folder: Path, rope: dict[str, Any]) -> RopeScaling:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return NoScaling()
-    if kind == "linear":
-        return LinearScaling(rope["factor"])
-    if kind == "llama3":
-        return Llama3Scaling(
-            factor=rope["factor"],
-            low_freq_factor=rope["low_freq_factor"],
-            high_freq_factor=rope["high_freq_factor"],
-            original_max_position_embeddings=rope["original_max_position_embeddings"],
-        )
-    raise UnsupportedModel(f"{folder} scales RoPE by '{kind}'; this worker knows default, linear and llama3")
 
 
 def _eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:

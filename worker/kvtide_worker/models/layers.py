@@ -1,4 +1,4 @@
-"""What the families' layers share. Everything rounds where transformers rounds."""
+"""What layers are computed with. Everything rounds where transformers rounds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 from torch.nn.functional import linear
 
 
-def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """rows [tokens, in] times weight [out, in].
+def project(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """rows [tokens, in] times weight [out, in], plus bias [out].
 
     A single row takes another path through the CPU's BLAS, which sums in another order. With two at least, a
     bfloat16 row gives the same result whoever shares the step with it; it costs a lone sequence a tenth of its speed.
     """
     if rows.shape[0] == 1:
-        return linear(rows.expand(2, -1), weight)[:1]
-    return linear(rows, weight)
+        return linear(rows.expand(2, -1), weight, bias)[:1]
+    return linear(rows, weight, bias)
 
 
 def normalise(rows: torch.Tensor, epsilon: float) -> torch.Tensor:

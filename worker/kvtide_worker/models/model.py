@@ -9,8 +9,12 @@ import torch
 from kvtide_kernels.attention import AttentionStep
 from kvtide_worker.models.checkpoint import Checkpoint
 from kvtide_worker.models.config import Family, ModelConfig
+from kvtide_worker.models.decoder import Decoder
 from kvtide_worker.models.gemma3 import Gemma3Model
 from kvtide_worker.models.llama import LlamaModel
+from kvtide_worker.models.phi3 import Phi3Model
+from kvtide_worker.models.qwen2 import Qwen2Model
+from kvtide_worker.models.qwen3 import Qwen3Model
 
 
 class Model(Protocol):
@@ -36,12 +40,25 @@ class Model(Protocol):
         ...
 
 
-_FAMILIES: dict[Family, type[LlamaModel] | type[Gemma3Model]] = {"llama": LlamaModel, "gemma3": Gemma3Model}
+_FAMILIES: dict[Family, type[Decoder]] = {
+    "llama": LlamaModel,
+    "qwen2": Qwen2Model,
+    "qwen3": Qwen3Model,
+    "gemma3": Gemma3Model,
+    "phi3": Phi3Model,
+}
 
 
-def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Model:
+def load_model(
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, context_tokens: int | None = None
+) -> Model:
     """Read a checkpoint's weights into the model of its family. At its peak it takes them and one chunk of
     `WeightLoader`.
+
+    context_tokens: the longest sequence that will be served, by which Phi 3 chooses its RoPE; all of the model's
+    context where it is not said
     """
-    family = _FAMILIES[checkpoint.config.family]
-    return family(checkpoint, dtype=dtype, device=device)
+    config = checkpoint.config
+    return _FAMILIES[config.family](
+        checkpoint, context_tokens=context_tokens or config.max_position_embeddings, dtype=dtype, device=device
+    )

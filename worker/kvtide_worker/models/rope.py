@@ -12,7 +12,7 @@ import torch
 class NoScaling:
     """The frequencies as trained."""
 
-    def apply(self, frequencies: torch.Tensor) -> torch.Tensor:
+    def apply(self, frequencies: torch.Tensor, context_tokens: int) -> torch.Tensor:
         """The same frequencies."""
         return frequencies
 
@@ -23,8 +23,8 @@ class LinearScaling:
 
     factor: float
 
-    def apply(self, frequencies: torch.Tensor) -> torch.Tensor:
-        """Frequencies [head_dim / 2], scaled."""
+    def apply(self, frequencies: torch.Tensor, context_tokens: int) -> torch.Tensor:
+        """Frequencies [size / 2], scaled."""
         return frequencies / self.factor
 
 
@@ -37,8 +37,8 @@ class Llama3Scaling:
     high_freq_factor: float
     original_max_position_embeddings: int
 
-    def apply(self, frequencies: torch.Tensor) -> torch.Tensor:
-        """Frequencies [head_dim / 2], scaled."""
+    def apply(self, frequencies: torch.Tensor, context_tokens: int) -> torch.Tensor:
+        """Frequencies [size / 2], scaled."""
         # How often the trained context holds the wave; below low it is divided, above high it is kept.
         turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
         kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
@@ -52,38 +52,69 @@ class FactorScaling:
 
     divisors: tuple[float, ...]
 
-    def apply(self, frequencies: torch.Tensor) -> torch.Tensor:
-        """Frequencies [head_dim / 2], scaled."""
+    def apply(self, frequencies: torch.Tensor, context_tokens: int) -> torch.Tensor:
+        """Frequencies [size / 2], scaled."""
         return frequencies / torch.tensor(self.divisors, device=frequencies.device)
 
 
-RopeScaling = NoScaling | LinearScaling | Llama3Scaling | FactorScaling
+@dataclass(frozen=True)
+class LongScaling:
+    """Phi-3's scaling (`longrope`, https://arxiv.org/abs/2402.13753): one of two sets of divisors, one per frequency.
+
+    short:             for contexts up to original_max_position_embeddings
+    long:              for longer ones
+    attention_factor:  what rotated queries and keys are multiplied by, each
+
+    Cached keys keep the set that they were rotated with, so that one is chosen for all sequences by the longest context
+    that is served. transformers chooses by the length of each prompt, and throws its cache away where that grows out.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+    def apply(self, frequencies: torch.Tensor, context_tokens: int) -> torch.Tensor:
+        """Frequencies [size / 2], scaled."""
+        is_long = context_tokens > self.original_max_position_embeddings
+        return frequencies / torch.tensor(self.long if is_long else self.short, device=frequencies.device)
+
+
+RopeScaling = NoScaling | LinearScaling | Llama3Scaling | FactorScaling | LongScaling
 
 
 @dataclass(frozen=True)
 class Rope:
-    """theta: the base of the frequencies."""
+    """theta: the base of the frequencies; size: how many elements of a head are rotated, its first ones."""
 
     theta: float
     scaling: RopeScaling
+    size: int
 
 
 class RotaryEmbedding:
-    """The rotation of query and key heads by position. No table: a long context's would be tens of MiB."""
+    """The rotation of query and key heads by position. No table: a long context's would be tens of MiB.
 
-    def __init__(self, *, head_dim: int, rope: Rope, dtype: torch.dtype, device: torch.device) -> None:
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-        self._frequencies = rope.scaling.apply(1.0 / rope.theta**exponents)
+    context_tokens: the longest sequence that is served
+    """
+
+    def __init__(self, rope: Rope, *, context_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        exponents = torch.arange(0, rope.size, 2, dtype=torch.float32, device=device) / rope.size
+        self._frequencies = rope.scaling.apply(1.0 / rope.theta**exponents, context_tokens)
+        self._factor = rope.scaling.attention_factor if isinstance(rope.scaling, LongScaling) else 1.0
         self._dtype = dtype
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and signed sines [tokens, 1, head_dim] for `rotate`, computed once for all layers."""
+        """Cosines and signed sines [tokens, 1, size] for `rotate`, computed once for all layers."""
         angles = torch.outer(positions.float(), self._frequencies)[:, None]
-        cos, sin = angles.cos().to(self._dtype), angles.sin().to(self._dtype)
+        cos, sin = ((wave * self._factor).to(self._dtype) for wave in (angles.cos(), angles.sin()))
         return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate heads [tokens, heads, head_dim]; a head's halves are the two coordinates."""
-    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+    """Rotate heads [tokens, heads, head_dim] in their first `size` elements, whose halves are the two coordinates."""
+    size = cos.shape[-1]
+    if size < heads.shape[-1]:
+        return torch.cat([rotate(heads[..., :size], cos, sin), heads[..., size:]], dim=-1)
+    swapped = heads.roll(size // 2, dims=-1)
     return (heads * cos).add_(swapped.mul_(sin))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from kvtide_worker.models.checkpoint import Checkpoint
 
 def loaded_bytes(shared: Iterable[torch.Tensor], layers: Iterable[object]) -> int:
     """Bytes of a model's weights: shared ones and each layer's; one that is tied counts once."""
-    tensors = [*shared, *(tensor for layer in layers for tensor in vars(layer).values())]
+    tensors = [*shared, *(tensor for layer in layers for tensor in vars(layer).values() if tensor is not None)]
     return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
 
 
@@ -32,9 +32,16 @@ class WeightLoader:
 
         Raises KeyError where the checkpoint has no such tensor.
         """
-        shapes = [self.checkpoint.shape(f"{name}.weight") for name in names]
+        return self._merged([f"{name}.weight" for name in names])
+
+    def load_biases(self, *names: str) -> torch.Tensor:
+        """As `load`, the tensors NAME.bias: [sum of rows]."""
+        return self._merged([f"{name}.bias" for name in names])
+
+    def _merged(self, names: Sequence[str]) -> torch.Tensor:
+        shapes = [self.checkpoint.shape(name) for name in names]
         rows = [shape[0] for shape in shapes]
         merged = torch.empty((sum(rows), *shapes[0][1:]), dtype=self.dtype, device=self.device)
         for name, part in zip(names, torch.split(merged, rows), strict=True):
-            self.checkpoint.read(f"{name}.weight", part)
+            self.checkpoint.read(name, part)
         return merged
