@@ -1,0 +1,123 @@
+"""Formats that read the same tokens in lockstep with BF16: no logits are kept beyond their step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+
+from kvtide_sizing.formats import LayerFormat, Precision
+from kvtide_worker.quality.conversations import Conversation
+from kvtide_worker.quality.measured_model import MeasuredModel
+from kvtide_worker.quality.reader import Reader
+from kvtide_worker.quality.scoring import ExactStep
+from kvtide_worker.quality.statistics import TokenScores
+from kvtide_worker.quality.windows import Window
+
+# Sequences that are read together.
+BATCH = 16
+
+_Item = TypeVar("_Item")
+
+Formats = Mapping[str, Sequence[LayerFormat]]
+
+# Told after each forward pass.
+Tick = Callable[[], None]
+
+
+def text_passes(formats: Formats, windows: Sequence[Window]) -> int:
+    """How many forward passes `read_text` takes."""
+    batches = _batches(windows)
+    return (len(formats) + 1) * sum(1 + max(window.scored for window in batch) for batch in batches)
+
+
+def read_text(
+    measured: MeasuredModel, formats: Formats, windows: Sequence[Window], tick: Tick
+) -> dict[str, TokenScores]:
+    """What BF16 and each of the named formats make of all windows, BF16 first. Raises ValueError as `Reader.open`."""
+    everyone = _with_exact(measured, formats)
+    scores = {name: TokenScores() for name in everyone}
+    for batch in _batches(windows):
+        readers = _open(measured, everyone, [len(window.tokens) for window in batch])
+        for reader in readers.values():
+            reader.read([window.tokens[: window.prefilled] for window in batch])
+            tick()
+        for step in range(max(window.scored for window in batch)):
+            pairs = [window.pair(step) for window in batch]
+            targets = torch.tensor([pair[1] for pair in pairs if pair], device=measured.device)
+            exact = None
+            for name, reader in readers.items():
+                logits = reader.read([pair[:1] for pair in pairs])
+                exact = exact or ExactStep(logits)
+                exact.score(logits, targets, scores[name])
+                tick()
+    return scores
+
+
+def answer_passes(formats: Formats, conversations: Sequence[Conversation], tokens: int) -> int:
+    """How many forward passes `follow_answers` takes at most."""
+    return (len(formats) + 1) * sum(tokens * max(len(one.turns) for one in batch) for batch in _batches(conversations))
+
+
+def follow_answers(
+    measured: MeasuredModel, formats: Formats, conversations: Sequence[Conversation], tokens: int, tick: Tick
+) -> dict[str, list[list[bool]]]:
+    """BF16 answers greedily, up to so many tokens a turn; of each answer, whether a format chooses each of them too.
+
+    Formats read BF16's answers whatever they would have chosen, and each keeps all earlier turns in its own way. Up to
+    the first other choice that is what they would have answered by themselves. Raises ValueError as `Reader.open`.
+    """
+    answers: dict[str, list[list[bool]]] = {name: [] for name in formats}
+    for batch in _batches(conversations):
+        capacities = [sum(len(turn) + tokens for turn in one.turns) for one in batch]
+        readers = _open(measured, _with_exact(measured, formats), capacities)
+        unread: list[Sequence[int]] = [()] * len(batch)
+        for turn in range(max(len(one.turns) for one in batch)):
+            asked = [
+                (*rest, *one.turns[turn]) if turn < len(one.turns) else ()
+                for rest, one in zip(unread, batch, strict=True)
+            ]
+            equal, unread = _answer(readers, asked, tokens, measured.tokenizer.eos_token_ids, tick)
+            for name in formats:
+                answers[name] += equal[name]
+    return answers
+
+
+def _answer(
+    readers: Mapping[str, Reader], asked: Sequence[Sequence[int]], tokens: int, ends: Sequence[int], tick: Tick
+) -> tuple[dict[str, list[list[bool]]], list[Sequence[int]]]:
+    """The first reader's answers to all that were asked something: by reader and sequence, which choices are the same.
+
+    Also what the readers have not read of each: its last token, unless that ended it.
+    """
+    exact, *others = readers
+    equal: dict[str, list[list[bool]]] = {name: [[] for _ in asked] for name in others}
+    new = list(asked)
+    for _ in range(tokens):
+        going = [index for index, unread in enumerate(new) if unread]
+        if not going:
+            break
+        chosen: dict[str, list[int]] = {}
+        for name, reader in readers.items():
+            chosen[name] = reader.read(new).argmax(-1).tolist()
+            tick()
+        for name in others:
+            for index, own, theirs in zip(going, chosen[name], chosen[exact], strict=True):
+                equal[name][index].append(own == theirs)
+        new = [()] * len(new)
+        for index, choice in zip(going, chosen[exact], strict=True):
+            new[index] = () if choice in ends else (choice,)
+    return equal, new
+
+
+def _with_exact(measured: MeasuredModel, formats: Formats) -> dict[str, Sequence[LayerFormat]]:
+    return {Precision.BF16.value: measured.formats(Precision.BF16), **formats}
+
+
+def _open(measured: MeasuredModel, formats: Formats, capacities: Sequence[int]) -> dict[str, Reader]:
+    return {name: Reader.open(measured, stored, capacities) for name, stored in formats.items()}
+
+
+def _batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
+    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]

@@ -1,0 +1,100 @@
+"""How much each layer's keys and values suffer from few bits: what Mixed is chosen by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from kvtide_sizing.errors import InvalidModel
+from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
+from kvtide_sizing.shape import LayerSensitivity, ModelShape, SideSensitivity
+from kvtide_worker.quality.compare import Tick, read_text, text_passes
+from kvtide_worker.quality.measured_model import MeasuredModel
+from kvtide_worker.quality.windows import Window
+
+# Of each layer: one side alone.
+_ALONE: Mapping[tuple[str, str], LayerFormat] = {
+    ("key", "INT8"): LayerFormat(INT8, BF16),
+    ("key", "INT4"): LayerFormat(INT4, BF16),
+    ("value", "INT8"): LayerFormat(BF16, INT8),
+    ("value", "INT4"): LayerFormat(BF16, INT4),
+}
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Of each layer, the mean KL divergence from BF16, in nats a token, over so many tokens of a text."""
+
+    model: str
+    text: str
+    tokens: int
+    layers: Sequence[LayerSensitivity]
+
+    def to_json(self) -> dict[str, Any]:
+        """The measurement as JSON values."""
+        return {
+            "model": self.model,
+            "text": self.text,
+            "tokens": self.tokens,
+            "layers": [
+                {
+                    name: {"INT8": side.int8, "INT4": side.int4}
+                    for name, side in (("key", layer.key), ("value", layer.value))
+                }
+                for layer in self.layers
+            ],
+        }
+
+
+def read_sensitivity(file: Path, shape: ModelShape) -> tuple[LayerSensitivity, ...]:
+    """What `Sensitivity.to_json` wrote of a model of this shape.
+
+    Raises InvalidModel where the file is of another kind or of a model with other layers.
+    """
+    try:
+        layers = tuple(
+            LayerSensitivity(
+                *(SideSensitivity(float(layer[side]["INT8"]), float(layer[side]["INT4"])) for side in ("key", "value"))
+            )
+            for layer in json.loads(file.read_text(encoding="utf-8"))["layers"]
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidModel(f"{file} is not what `kvtide quality --sensitivity` writes: {error!r}") from error
+    if len(layers) != shape.num_layers:
+        raise InvalidModel(
+            f"{file} is of a model with {len(layers)} layers, but {shape.name} has {shape.num_layers}: measure it with "
+            f"`kvtide quality --sensitivity`"
+        )
+    return layers
+
+
+def sensitivity_passes(layers: int, windows: Sequence[Window]) -> int:
+    """How many forward passes `measure_sensitivity` takes."""
+    return layers * text_passes({f"{side} {stored}": () for side, stored in _ALONE}, windows)
+
+
+def measure_sensitivity(measured: MeasuredModel, text: str, windows: Sequence[Window], tick: Tick) -> Sensitivity:
+    """Read the windows with one side of one layer at a time in INT8 and in INT4, all else in BF16.
+
+    text: what it is called. Raises ValueError for what the attention does not serve.
+    """
+    exact = LayerFormat(BF16, BF16)
+    layers = []
+    for index in range(measured.shape.num_layers):
+        formats = {
+            f"{side} {stored}": [alone if layer == index else exact for layer in range(measured.shape.num_layers)]
+            for (side, stored), alone in _ALONE.items()
+        }
+        scores = read_text(measured, formats, windows, tick)
+        loss = {name: fmean(scores[name].divergences) for name in formats}
+        layers.append(
+            LayerSensitivity(
+                SideSensitivity(loss["key INT8"], loss["key INT4"]),
+                SideSensitivity(loss["value INT8"], loss["value INT4"]),
+            )
+        )
+    return Sensitivity(measured.name, text, sum(window.scored for window in windows), layers)
