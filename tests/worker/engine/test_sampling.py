@@ -3,54 +3,80 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from kvtide_worker.engine.messages import SamplingParams
+from kvtide_worker.engine.messages import ErrorKind, SamplingParams
 from kvtide_worker.engine.request import Request
-from kvtide_worker.engine.sampling import Sampler
+from kvtide_worker.engine.sampling import NoToken, Sampled, Sampler
 
 CPU = torch.device("cpu")
 
 
-def request(name: str = "a", **sampling: float | int | None) -> Request:
-    return Request(name, 0, [1], SamplingParams(max_tokens=8, **sampling))  # type: ignore[arg-type]
+def request(name: str = "a", prompt: list[int] | None = None, **sampling: Any) -> Request:
+    return Request(name, 0, prompt or [1], SamplingParams(max_tokens=8, **sampling))
+
+
+def draws(sampler: Sampler, logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
+    sampled = sampler.sample(logits, requests)
+    return [token.token_id if isinstance(token, Sampled) else None for token in sampled]
 
 
 def draw(sampler: Sampler, logits: torch.Tensor, who: Request) -> int:
-    token = sampler.sample(logits[None], [who])[0]
+    token = draws(sampler, logits[None], [who])[0]
     assert token is not None
     return token
 
 
 def test_greedy_is_the_first_of_the_highest() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 3.0, 3.0, 1.0]])
-    assert Sampler(CPU).sample(logits, [request("a", temperature=0.0), request("b", temperature=0.0)]) == [1, 0]
+    assert draws(Sampler(CPU), logits, [request("a", temperature=0.0), request("b", temperature=0.0)]) == [1, 0]
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 0, 1.0), (0.5, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.7), (1.3, 20, 0.9), (1.0, 1, 1.0), (1.0, 0, 1e-9)],
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.5, 0, 1.0, 0.0),
+        (1.0, 5, 1.0, 0.0),
+        (1.0, 0, 0.7, 0.0),
+        (1.3, 20, 0.9, 0.0),
+        (1.0, 1, 1.0, 0.0),
+        (1.0, 0, 1e-9, 0.0),
+        (1.2, 0, 1.0, 0.05),
+        (1.2, 30, 0.95, 0.02),
+        (1.0, 0, 1.0, 1.0),
+    ],
 )
-def test_draws_from_the_distribution_that_transformers_computes(temperature: float, top_k: int, top_p: float) -> None:
+def test_draws_from_the_distribution_that_transformers_computes(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
     logits = torch.randn(1000, generator=torch.Generator().manual_seed(1)) * 3
     expected = TemperatureLogitsWarper(temperature)(torch.tensor([[0]]), logits[None].clone())
+    if min_p:
+        expected = MinPLogitsWarper(min_p)(torch.tensor([[0]]), expected)
     if top_k:
         expected = TopKLogitsWarper(top_k)(torch.tensor([[0]]), expected)
     if top_p < 1:
         expected = TopPLogitsWarper(top_p)(torch.tensor([[0]]), expected)
     probabilities = expected.softmax(-1)[0]
 
-    sampler, who = Sampler(CPU), request(temperature=temperature, top_k=top_k, top_p=top_p, seed=7)
-    draws = 4000
-    seen = Counter(draw(sampler, logits, who) for _ in range(draws))
+    sampler, who = Sampler(CPU), request(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=7)
+    times = 4000
+    seen = Counter(draw(sampler, logits, who) for _ in range(times))
     assert all(probabilities[token] > 0 for token in seen)
     for token, probability in enumerate(probabilities.tolist()):
         # Five standard deviations of a binomial draw, and one draw of slack for the rare tokens.
-        slack = 5 * (draws * probability * (1 - probability)) ** 0.5 + 1
-        assert abs(seen[token] - draws * probability) <= slack
+        slack = 5 * (times * probability * (1 - probability)) ** 0.5 + 1
+        assert abs(seen[token] - times * probability) <= slack
 
 
 def test_a_wide_nucleus_is_not_cut() -> None:
@@ -65,7 +91,7 @@ def test_a_seed_gives_the_same_tokens_whoever_shares_the_step() -> None:
     alone, shared = Sampler(CPU), Sampler(CPU)
     seeded, other = request("seeded", temperature=1.0, seed=11), request("other", temperature=1.0)
     expected = [draw(alone, logits, seeded) for _ in range(20)]
-    assert [shared.sample(torch.stack([logits, logits]), [other, seeded])[1] for _ in range(20)] == expected
+    assert [draws(shared, torch.stack([logits, logits]), [other, seeded])[1] for _ in range(20)] == expected
     assert len(set(expected)) > 1
 
 
@@ -84,4 +110,6 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
 def test_logits_that_are_not_finite_give_no_token(temperature: float) -> None:
     logits = torch.tensor([[0.0, float("nan")], [0.0, float("inf")], [0.0, 1.0], [0.0, float("-inf")]])
     requests = [request(str(row), temperature=temperature, top_k=1) for row in range(4)]
-    assert Sampler(CPU).sample(logits, requests) == [None, None, 1, 0]
+    assert draws(Sampler(CPU), logits, requests) == [None, None, 1, 0]
+    (failure, *_) = Sampler(CPU).sample(logits, requests)
+    assert failure == NoToken("the model gave logits that are not finite", ErrorKind.NOT_FINITE)

@@ -11,15 +11,28 @@ from kvtide_kernels.attention import PagedAttention, SequenceSpan
 from kvtide_kernels.pool import KVPool
 from kvtide_worker.engine.admission import refusal
 from kvtide_worker.engine.block_manager import BlockManager
+from kvtide_worker.engine.grammar import GrammarCompiler
+from kvtide_worker.engine.logprobs import token_logprobs
 from kvtide_worker.engine.memory import MemoryMeter
-from kvtide_worker.engine.messages import AddRequest, EngineState, FinishReason, MeasuredMemory, TokenOutput
+from kvtide_worker.engine.messages import (
+    AddRequest,
+    EngineState,
+    ErrorKind,
+    FinishReason,
+    MeasuredMemory,
+    SetVocabulary,
+    TokenOutput,
+)
 from kvtide_worker.engine.request import Request
-from kvtide_worker.engine.sampling import Sampler
+from kvtide_worker.engine.sampling import NoToken, Sampled, Sampler
 from kvtide_worker.engine.scheduler import Chunk, Scheduler
 from kvtide_worker.models.model import Model
 
 # Reading the kernel's counters takes longer than they take to change.
 _MEMORY_SAMPLE_SECONDS = 1.0
+
+# How long a step without anything to run waits for a grammar: commands must not wait behind it.
+_GRAMMAR_SECONDS = 0.005
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +61,8 @@ class Engine:
         self._max_context_tokens = max_context_tokens
         self._blocks = BlockManager(pool.layout, pool.num_blocks)
         self._scheduler = Scheduler(self._blocks, max_batch_limit=max_batch_limit)
-        self._sampler = Sampler(self._device)
+        self._sampler = Sampler(self._device, model.config.eos_token_ids)
+        self._grammars = GrammarCompiler()
         self._requests: dict[str, Request] = {}
         self._refused: list[TokenOutput] = []
         self._arrivals = 0
@@ -72,15 +86,24 @@ class Engine:
         """Queue a request; one that can never run is told so by the next step, as an error with the numbers."""
         refused = refusal(len(command.prompt_token_ids), command.sampling.max_tokens, self._max_context_tokens)
         vocab_size = self._model.config.vocab_size
-        if refused is None and not all(0 <= token < vocab_size for token in command.prompt_token_ids):
-            refused = f"the prompt has token ids outside the model's vocabulary, which is 0 to {vocab_size - 1}"
+        sampling = command.sampling
+        named = (command.prompt_token_ids, sampling.logit_bias, sampling.stop_token_ids)
+        if refused is None and not all(0 <= token < vocab_size for ids in named for token in ids):
+            refused = f"the request has token ids outside the model's vocabulary, which is 0 to {vocab_size - 1}"
         if refused is not None:
             self._refused.append(TokenOutput(command.request_id, [], FinishReason.ERROR, refused))
             return
         request = Request(command.request_id, self._arrivals, command.prompt_token_ids, command.sampling)
         self._arrivals += 1
         self._requests[command.request_id] = request
-        self._scheduler.add(request)
+        if command.grammar is None:
+            self._scheduler.add(request)
+        else:
+            self._grammars.begin(request, command.grammar)
+
+    def set_vocabulary(self, vocabulary: SetVocabulary) -> None:
+        """What the tokens are that later requests' grammars are about."""
+        self._grammars.set_vocabulary(vocabulary)
 
     def abort(self, request_id: str) -> None:
         """Forget a request and free its blocks. Unknown ids are ignored: it may just have finished."""
@@ -95,8 +118,11 @@ class Engine:
     def step(self) -> list[TokenOutput]:
         """Run one step; what it gave each request. A step that fails ends its own requests and no others."""
         outputs, self._refused = self._refused, []
+        outputs += self._take_grammars()
         chunks = self._scheduler.schedule()
         if not chunks:
+            if self._grammars:
+                self._grammars.wait(_GRAMMAR_SECONDS)
             return outputs
         started = time.perf_counter()
         try:
@@ -120,7 +146,7 @@ class Engine:
             free_blocks=blocks.free_blocks,
             live_tokens=blocks.live_tokens,
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + len(self._grammars),
             queued_prompt_tokens=scheduler.queued_prompt_tokens,
             expected_output_tokens=scheduler.expected_output_tokens,
             batch_limit=scheduler.batch_limit,
@@ -137,50 +163,89 @@ class Engine:
         """Count from zero again: the warm-up is nobody's request."""
         self._arrivals = self._prompt_tokens = self._generation_tokens = 0
 
+    def _take_grammars(self) -> list[TokenOutput]:
+        """Queue the requests whose grammar is compiled, and end those whose grammar failed."""
+        failed = []
+        for request, failure in self._grammars.take():
+            self._scheduler.add(request)
+            if failure is not None:
+                failed.append(self._fail(request, failure.error, failure.kind))
+        return failed
+
     def _run(self, chunks: list[Chunk]) -> list[TokenOutput]:
-        logits, sampled = self._compute(chunks)
-        tokens = self._sampler.sample(logits, sampled) if sampled else []
+        logits, sampled, scored = self._compute(chunks)
+        tokens = self._sampler.sample(logits[: len(sampled)], sampled) if sampled else []
+        self._score(logits[len(sampled) :], scored)
         for chunk in chunks:
             self._blocks.advance(chunk.request.blocks, chunk.new_tokens)
         return [self._output(request, token) for request, token in zip(sampled, tokens, strict=True)]
 
-    def _compute(self, chunks: list[Chunk]) -> tuple[torch.Tensor, list[Request]]:
-        """The logits of the requests whose last token is in the step, and these requests."""
+    def _compute(self, chunks: list[Chunk]) -> tuple[torch.Tensor, list[Request], list[Request]]:
+        """Logits: first of the requests whose last token is in the step, which come second; then rows before prompt
+        tokens whose log probabilities are wanted, and, third, the request of each.
+        """
         token_ids: list[int] = []
         positions: list[int] = []
         logit_rows: list[int] = []
         sampled: list[Request] = []
+        scored_rows: list[int] = []
+        scored: list[Request] = []
         spans: list[SequenceSpan] = []
         for chunk in chunks:
             request, past = chunk.request, chunk.request.blocks.num_tokens
             token_ids += request.token_ids(past, past + chunk.new_tokens)
             positions += range(past, past + chunk.new_tokens)
             spans.append(SequenceSpan(request.blocks.tables, past, chunk.new_tokens))
+            if request.scores_prompt:
+                before = range(
+                    max(past, len(request.prompt_logprobs)),
+                    min(past + chunk.new_tokens, len(request.prompt_token_ids) - 1),
+                )
+                scored_rows += [len(token_ids) - chunk.new_tokens - past + position for position in before]
+                scored += [request] * len(before)
             if chunk.new_tokens == request.pending_tokens:
                 logit_rows.append(len(token_ids) - 1)
                 sampled.append(request)
         logits = self._model.forward(
-            self._tensor(token_ids), self._tensor(positions), self._attention.plan(spans), self._tensor(logit_rows)
+            self._tensor(token_ids),
+            self._tensor(positions),
+            self._attention.plan(spans),
+            self._tensor(logit_rows + scored_rows),
         )
-        return logits, sampled
+        return logits, sampled, scored
 
-    def _output(self, request: Request, token: int | None) -> TokenOutput:
-        if token is None:
-            return self._fail(request, "the model gave logits that are not finite")
-        if not request.output_token_ids:
+    def _score(self, logits: torch.Tensor, scored: list[Request]) -> None:
+        for row, request in zip(logits, scored, strict=True):
+            token = request.prompt_token_ids[len(request.prompt_logprobs) + 1]
+            request.prompt_logprobs.append(token_logprobs(row, token, request.sampling.prompt_logprobs or 0))
+
+    def _output(self, request: Request, token: Sampled | NoToken) -> TokenOutput:
+        if isinstance(token, NoToken):
+            return self._fail(request, token.error, token.kind)
+        first = not request.output_token_ids
+        if first:
             self._prompt_tokens += len(request.prompt_token_ids)
         self._generation_tokens += 1
-        reason = request.append(token, self._model.config.eos_token_ids)
+        reason = request.append(token.token_id, self._model.config.eos_token_ids)
         if reason is not None:
             self._end(request)
-        return TokenOutput(request.request_id, [token], reason)
+        return TokenOutput(
+            request.request_id,
+            [token.token_id],
+            reason,
+            logprobs=None if token.logprobs is None else [token.logprobs],
+            prompt_logprobs=request.prompt_logprobs if first and request.sampling.prompt_logprobs is not None else None,
+        )
 
-    def _fail(self, request: Request, message: str) -> TokenOutput:
+    def _fail(self, request: Request, message: str, kind: ErrorKind = ErrorKind.ENGINE) -> TokenOutput:
         self._end(request)
-        return TokenOutput(request.request_id, [], FinishReason.ERROR, message)
+        return TokenOutput(request.request_id, [], FinishReason.ERROR, message, kind)
 
     def _end(self, request: Request) -> None:
-        self._scheduler.remove(request)
+        if request.request_id in self._grammars:
+            self._grammars.forget(request.request_id)
+        else:
+            self._scheduler.remove(request)
         self._sampler.forget(request.request_id)
         del self._requests[request.request_id]
 

@@ -19,23 +19,54 @@ class FinishReason(enum.StrEnum):
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """How the next token is chosen. temperature 0 is greedy; top_k 0 and top_p 1 keep every token."""
+    """How the next token is chosen. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep every token.
+
+    repetition_penalty:  divides what a token of prompt or output has, 1 changes nothing
+    frequency_penalty:   taken off for each time that a token was generated; presence_penalty once
+    logit_bias:          token id → what is added; -100 bans
+    min_tokens:          as many are generated before a token may end the answer
+    logprobs:            of the chosen token and of so many likeliest ones; None gives none
+    prompt_logprobs:     the same for the prompt's own tokens
+    """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """A new request; the ids are unique for the life of the engine process."""
+    """A new request; the ids are unique for the life of the engine process.
+
+    grammar: what the answer must match, as llguidance writes it; needs a `SetVocabulary` before it
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    grammar: str | None = None
+
+
+class SetVocabulary(msgspec.Struct, frozen=True, tag=True):
+    """What grammars are about: the bytes of each token id, those that are no text, and those that end an answer.
+
+    The engine reads no tokenizer; the server sends this before the first request with a grammar.
+    """
+
+    token_bytes: list[bytes]
+    special_ids: list[int]
+    eos_token_ids: list[int]
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag=True):
@@ -54,19 +85,49 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the engine process. Requests that still run are answered with `FinishReason.ABORT`."""
 
 
-Command = AddRequest | AbortRequest | SetLimits | Shutdown
+Command = AddRequest | SetVocabulary | AbortRequest | SetLimits | Shutdown
+
+
+class ErrorKind(enum.StrEnum):
+    """Whose fault an error is, so that a client is told the right status."""
+
+    ENGINE = "engine_error"
+    NOT_FINITE = "not_finite"
+    GRAMMAR = "invalid_grammar"
+    GRAMMAR_TIMEOUT = "grammar_timeout"
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities at one place: of the token that stands there, and of the likeliest ones, best first.
+
+    All are the model's own: before temperature, penalties, biases and grammars.
+    rank: 1 where no token is likelier
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
 
 
 class TokenOutput(msgspec.Struct, frozen=True):
     """What one step gave one request; a token that ends it, such as the end-of-sequence one, is among token_ids.
 
     On the last one `finish_reason` is set, and for `FinishReason.ERROR` `error` says why.
+
+    logprobs:         one entry for each of token_ids, where they were asked for
+    prompt_logprobs:  with the first token; one entry for each prompt token but the first, which nothing predicts
+    cached_tokens:    with the first token: of the prompt, those that were not computed for this request
     """
 
     request_id: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     error: str | None = None
+    kind: ErrorKind = ErrorKind.ENGINE
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int = 0
 
 
 class MeasuredMemory(msgspec.Struct, frozen=True):

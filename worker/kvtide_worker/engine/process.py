@@ -29,6 +29,7 @@ from kvtide_worker.engine.messages import (
     LoadProgress,
     Ready,
     SetLimits,
+    SetVocabulary,
     Shutdown,
     StepOutputs,
     TokenOutput,
@@ -133,10 +134,12 @@ def _serve(engine: Engine, pipes: _Pipes) -> None:
         pipes.send(StepOutputs(outputs, engine.state()))
 
 
-def _apply(command: AddRequest | AbortRequest | SetLimits, engine: Engine) -> None:
+def _apply(command: AddRequest | SetVocabulary | AbortRequest | SetLimits, engine: Engine) -> None:
     match command:
         case AddRequest():
             engine.add(command)
+        case SetVocabulary():
+            engine.set_vocabulary(command)
         case AbortRequest(request_id):
             engine.abort(request_id)
         case SetLimits(batch_limit):

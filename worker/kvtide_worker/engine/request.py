@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvtide_worker.engine.block_manager import SequenceBlocks
-from kvtide_worker.engine.messages import FinishReason, SamplingParams
+from kvtide_worker.engine.messages import FinishReason, SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from kvtide_worker.engine.grammar import Grammar
 
 
 @dataclass(eq=False)
 class Request:
     """One sequence: its prompt, what it generated, and where its keys and values lie.
 
-    arrival: its place in the order of arrival, which it keeps when it is preempted
+    arrival:          its place in the order of arrival, which it keeps when it is preempted
+    grammar:          what the answer must match, once it is compiled
+    prompt_logprobs:  of prompt tokens 1, 2, … as far as they are known, where they are asked for
     """
 
     request_id: str
@@ -21,6 +27,8 @@ class Request:
     sampling: SamplingParams
     output_token_ids: list[int] = field(default_factory=list)
     blocks: SequenceBlocks = field(default_factory=SequenceBlocks)
+    grammar: Grammar | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -42,6 +50,12 @@ class Request:
         """Tokens of prompt and output that it may end with."""
         return len(self.prompt_token_ids) + self.sampling.max_tokens
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log probabilities of prompt tokens are still to be computed."""
+        known = len(self.prompt_logprobs)
+        return self.sampling.prompt_logprobs is not None and known < len(self.prompt_token_ids) - 1
+
     def token_ids(self, start: int, end: int) -> list[int]:
         """Tokens [start, end) of prompt and output."""
         prompt = len(self.prompt_token_ids)
@@ -55,5 +69,7 @@ class Request:
         if token_id in self.sampling.stop_token_ids:
             return FinishReason.STOP
         if token_id in eos_token_ids and not self.sampling.ignore_eos:
+            return FinishReason.STOP
+        if self.grammar is not None and self.grammar.finished:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.expected_output_tokens == 0 else None

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import torch
 
+from kvtide_worker.engine.logit_rules import LogitRules, rules_of
+from kvtide_worker.engine.logprobs import token_logprobs
+from kvtide_worker.engine.messages import ErrorKind, SamplingParams, TokenLogprobs
 from kvtide_worker.engine.request import Request
 
 # Candidates that top_p looks at first: sorting a whole vocabulary takes longer than a decode step of a small model.
@@ -13,42 +19,88 @@ _FIRST_CANDIDATES = 256
 _LOWEST_TEMPERATURE = 1e-5
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """A request's next token. logprobs: where the request asks for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True)
+class NoToken:
+    """Why a request has no next token: it ends here, and no other one does."""
+
+    error: str
+    kind: ErrorKind
+
+
 class Sampler:
-    """Chooses tokens; each request has a random generator of its own, so that its neighbours cannot change it."""
+    """Chooses tokens; each request has a random generator of its own, so that its neighbours cannot change it.
 
-    def __init__(self, device: torch.device) -> None:
+    Most requests only want the highest logit, which is one operation for all of them; each other one has a row of its
+    own made float32, one at a time: a batch's rows would be the largest tensor of a step.
+    """
+
+    def __init__(self, device: torch.device, eos_token_ids: Iterable[int] = ()) -> None:
         self._device = device
+        self._eos_token_ids = tuple(eos_token_ids)
         self._generators: dict[str, torch.Generator] = {}
+        self._rules: dict[str, LogitRules | None] = {}
 
-    def sample(self, logits: torch.Tensor, requests: list[Request]) -> list[int | None]:
-        """One token per row of logits [requests, vocab_size]; None where a row is not finite.
+    def sample(self, logits: torch.Tensor, requests: list[Request]) -> list[Sampled | NoToken]:
+        """One token per row of logits [requests, vocab_size], which may be of any dtype and stay as they are.
 
         Temperature 0 takes the highest logit, the lowest token id among equals.
         """
         best, greedy = logits.max(dim=-1)
-        tokens: list[int | None] = greedy.tolist()
-        for row, (request, finite) in enumerate(zip(requests, best.isfinite().tolist(), strict=True)):
-            if not finite:
-                tokens[row] = None
-            elif request.sampling.temperature > 0:
-                tokens[row] = self._draw(logits[row], request)
-        return tokens
+        rows = zip(requests, best.isfinite().tolist(), greedy.tolist(), strict=True)
+        return [self._choose(logits[row], *known) for row, known in enumerate(rows)]
 
     def forget(self, request_id: str) -> None:
-        """Drop the generator of a request that ended."""
+        """Drop what is kept for a request that ended."""
         self._generators.pop(request_id, None)
+        self._rules.pop(request_id, None)
+
+    def _choose(self, logits: torch.Tensor, request: Request, finite: bool, likeliest: int) -> Sampled | NoToken:
+        if not finite:
+            return NoToken("the model gave logits that are not finite", ErrorKind.NOT_FINITE)
+        sampling, rules, grammar = request.sampling, self._rules_of(request), request.grammar
+        token = likeliest
+        if rules is not None or grammar is not None or sampling.temperature > 0:
+            row = logits.to(torch.float32, copy=True)
+            if grammar is not None and (failure := grammar.mask(row)) is not None:
+                return NoToken(failure, ErrorKind.GRAMMAR)
+            if rules is not None:
+                rules.apply(row)
+            highest, place = row.max(dim=-1)
+            if not highest.isfinite():
+                return NoToken("what the request asks for leaves no token to choose", ErrorKind.GRAMMAR)
+            token = self._draw(row.sub_(highest), request) if sampling.temperature > 0 else int(place)
+        if grammar is not None:
+            grammar.accept(token)
+        if sampling.logprobs is None:
+            return Sampled(token)
+        return Sampled(token, token_logprobs(logits, token, sampling.logprobs))
+
+    def _rules_of(self, request: Request) -> LogitRules | None:
+        if request.request_id not in self._rules:
+            self._rules[request.request_id] = rules_of(request, self._eos_token_ids, self._device)
+        return self._rules[request.request_id]
 
     def _draw(self, logits: torch.Tensor, request: Request) -> int:
+        """A token of float32 logits [vocab_size] of which the highest is 0; they are overwritten."""
         sampling = request.sampling
-        temperature = max(sampling.temperature, _LOWEST_TEMPERATURE)
-        # One row at a time is made float32, and in place: a batch's rows would be the largest tensor of a step.
-        scaled = logits.to(torch.float32, copy=True)
-        probabilities = torch.softmax(scaled.sub_(logits.max()).div_(temperature), dim=-1)
-        del scaled
-        token_ids = None
-        if sampling.top_k or sampling.top_p < 1:
-            probabilities, token_ids = _candidates(probabilities, sampling.top_k, sampling.top_p)
-        choice = torch.multinomial(probabilities, 1, generator=self._generator(request))
+        scaled = logits.div_(max(sampling.temperature, _LOWEST_TEMPERATURE))
+        probabilities, token_ids = _candidates(torch.softmax(scaled, dim=-1), sampling)
+        # The inverse of the distribution function takes one random number, where torch.multinomial takes one for each
+        # token of the vocabulary: twenty times as long.
+        reached = probabilities.cumsum(dim=-1)
+        total = reached[-1:]
+        target = torch.rand(1, generator=self._generator(request), device=self._device).mul_(total)
+        # Rounding must not reach past the last token that has a probability.
+        target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+        choice = torch.searchsorted(reached, target, right=True)
         return int(choice if token_ids is None else token_ids[choice])
 
     def _generator(self, request: Request) -> torch.Generator:
@@ -63,15 +115,24 @@ class Sampler:
         return generator
 
 
-def _candidates(probabilities: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the top_k likeliest (0: all), the fewest that have top_p of these, at least one: likeliest first, and ids."""
-    most = min(top_k or len(probabilities), len(probabilities))
-    for count in (most,) if top_k else (min(_FIRST_CANDIDATES, most), most):
+def _candidates(probabilities: torch.Tensor, sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The probabilities that may be drawn, and their token ids where these are not all in order.
+
+    min_p first: those with that share of the likeliest one's. Of them the top_k likeliest, and of these the fewest that
+    have top_p of them, at least one.
+    """
+    if sampling.min_p > 0:
+        probabilities.masked_fill_(probabilities < sampling.min_p * probabilities.max(), 0)
+        probabilities.div_(probabilities.sum())
+    if not sampling.top_k and sampling.top_p >= 1:
+        return probabilities, None
+    most = min(sampling.top_k or len(probabilities), len(probabilities))
+    for count in (most,) if sampling.top_k else (min(_FIRST_CANDIDATES, most), most):
         likeliest, token_ids = probabilities.topk(count)
-        if top_k:
+        if sampling.top_k:
             likeliest.div_(likeliest.sum())
         before = likeliest.cumsum(dim=-1).sub_(likeliest)
-        if before[-1] >= top_p:
+        if before[-1] >= sampling.top_p:
             break
-    kept = max(int(torch.count_nonzero(before < top_p)), 1)
+    kept = max(int(torch.count_nonzero(before < sampling.top_p)), 1)
     return likeliest[:kept], token_ids[:kept]

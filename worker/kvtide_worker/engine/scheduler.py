@@ -29,6 +29,9 @@ class Scheduler:
     a short prompt does not stand behind a long one. The oldest request is never preempted for another one, and each
     fits the pool alone (`served_layout`), so that every request ends.
 
+    A step has at most as many rows of logits as sequences may run: so much memory was measured. A request whose prompt
+    gets log probabilities has a row for each token, and its chunks are cut to the rows that the others leave.
+
     A request is let in with all blocks that its tokens so far will ever hold between two steps. What windowed tables
     hold beyond that while a step runs is kept free at admission; where decodes have grown into it, a chunk is cut.
     """
@@ -107,7 +110,7 @@ class Scheduler:
     def _prefills(self, shares: list[Chunk], decodes: list[Chunk]) -> list[Chunk]:
         """Decodes and prefill chunks together, each of these cut to what the free blocks hold, oldest first."""
         chunks = list(decodes)
-        for share in sorted(shares, key=lambda chunk: chunk.request.arrival):
+        for share in self._within_rows(sorted(shares, key=lambda chunk: chunk.request.arrival), len(decodes)):
             if not share.request.blocks.tables:
                 continue  # preempted for the oldest one
             new_tokens = self._cut(share)
@@ -118,6 +121,16 @@ class Scheduler:
             if new_tokens:
                 chunks.append(Chunk(share.request, new_tokens))
         return chunks
+
+    def _within_rows(self, shares: list[Chunk], decodes: int) -> list[Chunk]:
+        """The shares with those cut that have a row of logits for each token."""
+        spare = self.max_batch_limit - decodes - len(shares)
+        cut = []
+        for share in shares:
+            new_tokens = min(share.new_tokens, 1 + spare) if share.request.scores_prompt else share.new_tokens
+            spare -= new_tokens - 1 if share.request.scores_prompt else 0
+            cut.append(Chunk(share.request, new_tokens))
+        return cut
 
     def _cut(self, share: Chunk) -> int:
         """How many tokens of the share have blocks, which are reserved; fewer by whole blocks, down to none."""
