@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 import torch
 
 from kvtide_kernels.attention import SequenceSpan
 from kvtide_kernels.cpu.arenas import check_pool, side_of
-from kvtide_kernels.cpu.library import SPAN_FIELDS, UNIT_FIELDS, Layer, Library, Step, library
+from kvtide_kernels.cpu.library import Basis, Layer, Library, Step, library
+from kvtide_kernels.cpu.plan import TablePlan, plan_tables
 from kvtide_kernels.key_basis import KeyBasis
 from kvtide_kernels.pool import KVPool
-from kvtide_sizing.memory.kv import TableLayout
-
-# Tokens that one piece of a decode attends to: in sequences of up to LONG_TOKENS, and in longer ones. Pieces begin at
-# multiples of it, so that they hang on the own sequence alone. Small enough that two cores share a sequence of a
-# thousand tokens evenly, large enough that what each piece costs beside its tokens does not show.
-SPLIT_TOKENS, LONG_SPLIT_TOKENS, LONG_TOKENS = 512, 2048, 4096
-
-# New tokens of a chunk that read the context together.
-CHUNK_TOKENS = 32
-
-
-@dataclass(frozen=True)
-class _TableStep:
-    """What the layers of one table share: arrays of `Span` and `Unit`, and the block ids that spans point to."""
-
-    spans: torch.Tensor
-    blocks: torch.Tensor
-    units: torch.Tensor
-    slots: int
 
 
 class CpuAttentionStep:
@@ -44,7 +24,7 @@ class CpuAttentionStep:
     `run` takes its result. Each thread keeps under 1 MiB of its own for ever.
     """
 
-    def __init__(self, attention: CpuAttention, tables: list[_TableStep], tokens: int) -> None:
+    def __init__(self, attention: CpuAttention, tables: list[TablePlan], tokens: int) -> None:
         self._attention = attention
         self._tables = tables
         self._tokens = tokens
@@ -68,9 +48,6 @@ class CpuAttentionStep:
                 f"the step has {self._tokens} tokens in torch.bfloat16 and {kv_heads} KV heads of {head_dim}; "
                 f"query, key and value are {', '.join(f'{x.dtype} {list(x.shape)}' for x in (query, key, value))}"
             )
-        basis = attention.bases.get(layer)
-        if basis is not None:
-            query, key = basis.queries(query), basis.keys(key)
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         needed = len(self._arrived) // kv_heads * query_heads * (head_dim + 2)
         if self._partial.numel() < needed:
@@ -101,7 +78,7 @@ class CpuAttention:
     bases:     of a layer: what its keys are stored in
     kernels:   the compiled library; the best one for this processor, where none is given
 
-    Raises ValueError for a pool that the kernels do not serve.
+    Raises ValueError for a pool that the kernels do not serve, and for a centre of keys under a soft cap.
     """
 
     def __init__(
@@ -115,6 +92,11 @@ class CpuAttention:
         kernels: Library | None = None,
     ) -> None:
         check_pool(pool)
+        if soft_cap and (moved := [layer for layer, basis in bases.items() if basis.centre.any()]):
+            raise ValueError(
+                f"the bases of the layers {moved} have a centre, which scores under a soft cap of {soft_cap} would "
+                "lack; fit them with centred=False"
+            )
         self.pool, self.sinks, self.bases = pool, sinks, bases
         self.library = kernels or library()
         self._scale, self._soft_cap = scale, soft_cap or 0.0
@@ -134,10 +116,12 @@ class CpuAttention:
         made = Layer(
             side_of(stored.key, stored.format.key, pool.head_dim),
             side_of(stored.value, stored.format.value, pool.head_dim),
+            _basis(self.bases[layer], pool) if layer in self.bases else Basis(),
             pool.kv_heads,
             query_heads // pool.kv_heads,
             pool.layout.block_size,
             pool.layout.tables[stored.table].window or 0,
+            pool.layout.recent if stored.format.keeps_recent else 0,
             self._scale,
             self._soft_cap,
             sinks.data_ptr() if sinks is not None else None,
@@ -149,58 +133,20 @@ class CpuAttention:
         """As `PagedAttention.plan`."""
         for span in spans:
             span.check(self.pool.layout)
-        by_window: dict[int | None, tuple[torch.Tensor, int]] = {}
-        tables = []
-        for index, table in enumerate(self.pool.layout.tables):
-            if table.window not in by_window:
-                by_window[table.window] = _units(spans, table)
-            units, slots = by_window[table.window]
-            tables.append(_TableStep(*_spans(spans, index, table, self.pool.layout.block_size), units, slots))
-        return CpuAttentionStep(self, tables, sum(span.new_tokens for span in spans))
+        plans = plan_tables(spans, self.pool.layout)
+        return CpuAttentionStep(self, plans, sum(span.new_tokens for span in spans))
 
 
-def _spans(
-    spans: Sequence[SequenceSpan], index: int, table: TableLayout, block_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The array of `Span` for one table, and the block ids behind its pointers."""
-    needed = [span.needed_blocks(table, block_size) for span in spans]
-    ids = [block for span, numbers in zip(spans, needed, strict=True) for block in span.block_ids(index, numbers)]
-    blocks = torch.tensor(ids, dtype=torch.int32)
-    starts = accumulate((len(numbers) for numbers in needed), initial=0)
-    rows = accumulate((span.new_tokens for span in spans), initial=0)
-    array = torch.tensor(
-        [
-            (blocks.data_ptr() + 4 * start, numbers.start, span.past_tokens, span.new_tokens, row)
-            for span, numbers, start, row in zip(spans, needed, starts, rows, strict=False)
-        ],
-        dtype=torch.int64,
-    )
-    assert array.shape[1] == len(SPAN_FIELDS)
-    return array, blocks
-
-
-def _units(spans: Sequence[SequenceSpan], table: TableLayout) -> tuple[torch.Tensor, int]:
-    """The array of `Unit` for the tables of one window, the longest work first; and the slots of partial results."""
-    units: list[tuple[int, ...]] = []
-    slots = 0
-    for index, span in enumerate(spans):
-        low = table.first_needed(span.past_tokens)
-        if span.new_tokens == 1:
-            high = span.total_tokens
-            split = SPLIT_TOKENS if high - low <= LONG_TOKENS else LONG_SPLIT_TOKENS
-            bounds = [low, *range((low // split + 1) * split, high, split), high]
-            parts = len(bounds) - 1
-            first_slot, slots = (slots, slots + parts) if parts > 1 else (0, slots)
-            units += (
-                (index, 0, 1, start, end, part, parts, first_slot) for part, (start, end) in enumerate(pairwise(bounds))
+def _basis(basis: KeyBasis, pool: KVPool) -> Basis:
+    matrix = (pool.kv_heads, pool.head_dim, pool.head_dim)
+    for name, part, shape in (
+        ("of_key", basis.of_key, matrix),
+        ("of_query", basis.of_query, matrix),
+        ("centre", basis.centre, matrix[:2]),
+    ):
+        if part.dtype != torch.float32 or part.shape != shape or not part.is_contiguous():
+            raise ValueError(
+                f"a basis' {name} needs to be contiguous float32 {list(shape)}, but is {part.dtype} {list(part.shape)} "
+                f"with strides {part.stride()}"
             )
-        else:
-            for begin in range(0, span.new_tokens, CHUNK_TOKENS):
-                count = min(CHUNK_TOKENS, span.new_tokens - begin)
-                first = min(table.first_needed(span.past_tokens + begin), span.past_tokens)
-                units.append((index, begin, count, first, span.past_tokens, 0, 1, 0))
-    # Seen by no result: threads take units in turn, and none should be left alone with a long one at the end.
-    units.sort(key=lambda unit: (unit[4] - unit[3] + unit[1]) * unit[2], reverse=True)
-    array = torch.tensor(units, dtype=torch.int64)
-    assert array.shape[1] == len(UNIT_FIELDS)
-    return array, slots
+    return Basis(basis.of_key.data_ptr(), basis.of_query.data_ptr(), basis.centre.data_ptr())

@@ -25,16 +25,24 @@ class Side(ctypes.Structure):
     )
 
 
+class Basis(ctypes.Structure):
+    """What keys are stored in: `Basis` of src/layout.h."""
+
+    _fields_ = (("of_key", ctypes.c_void_p), ("of_query", ctypes.c_void_p), ("centre", ctypes.c_void_p))
+
+
 class Layer(ctypes.Structure):
     """A layer's arenas and shape: `Layer` of src/layout.h."""
 
     _fields_ = (
         ("key", Side),
         ("value", Side),
+        ("basis", Basis),
         ("kv_heads", ctypes.c_int32),
         ("group", ctypes.c_int32),
         ("block_size", ctypes.c_int32),
         ("window", ctypes.c_int32),
+        ("recent", ctypes.c_int32),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("sinks", ctypes.c_void_p),
@@ -59,7 +67,7 @@ class Step(ctypes.Structure):
 
 
 # Columns of the int64 tensors that stand for arrays of `Span` and `Unit`.
-SPAN_FIELDS = ("blocks", "first", "past", "fresh", "row")
+SPAN_FIELDS = ("blocks", "recent", "first", "recent_from", "past", "fresh", "row")
 UNIT_FIELDS = ("span", "begin", "count", "low", "high", "part", "parts", "first_slot")
 
 

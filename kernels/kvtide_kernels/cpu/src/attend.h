@@ -3,10 +3,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 
+#include "basis.h"
 #include "codec.h"
+#include "recent.h"
 #include "softmax.h"
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
 #include "avx512.h"
@@ -19,8 +22,12 @@ namespace {
 class Scratch {
   public:
     Tile tile;
-    alignas(64) float query[MAX_ROWS * MAX_DIM];
-    alignas(64) float rotated[MAX_ROWS * MAX_DIM];
+    alignas(64) float query[MAX_ROWS * MAX_DIM];    // as they came
+    alignas(64) float based[MAX_ROWS * MAX_DIM];    // in the key basis
+    alignas(64) float rotated[MAX_ROWS * MAX_DIM];  // and rotated, for keys that are
+    alignas(64) float shift[MAX_ROWS];              // what scores of keys as they came have more
+    alignas(64) uint16_t recent_keys[MAX_RECENT * MAX_DIM];
+    alignas(64) uint16_t recent_values[MAX_RECENT * MAX_DIM];
     alignas(64) float sums[MAX_ROWS * MAX_DIM];
     alignas(64) float result[MAX_ROWS * MAX_DIM];
     Seen seen[MAX_ROWS];
@@ -47,12 +54,18 @@ class Attend {
 
     void run(const Unit& unit, int head) {
         const Span& span = step_.spans[unit.span];
-        if (unit.part == unit.parts - 1) write(unit, span, head);
+        if (!span.decodes() || unit.part == unit.parts - 1) write(unit, span, head);
         // Heads of a group that go together, so that their rows fit.
         const int heads = std::max<int64_t>(1, std::min<int64_t>(layer_.group, MAX_ROWS / unit.count));
         for (int first = 0; first < layer_.group; first += heads)
             attend(unit, span, head, first, std::min(heads, layer_.group - first));
-        if (unit.parts > 1) arrive(unit, span, head);
+        if (span.decodes()) {
+            if (unit.parts > 1 && arrive(unit, head)) join(unit, span, head);
+        } else if (layer_.recent && arrive(unit, head)) {
+            // What the chunk's own queries read of its past has these places: nobody writes before all have read.
+            const int64_t count = std::min<int64_t>(layer_.recent, span.fresh);
+            write_recent(span, span.fresh - count, count, head);
+        }
     }
 
   private:
@@ -69,36 +82,87 @@ class Attend {
 
     int place_of(int64_t token) const { return int(token & (layer_.block_size - 1)); }
 
+    // `count` new tokens from `begin` on as they are stored, in float32: keys in their basis.
+    float* stored(const Side& side, const uint16_t* tensor, const Span& span, int64_t begin, int64_t count,
+                        int head) {
+        const int dim = side.dim;
+        const bool based = &side == &layer_.key && layer_.basis.of_key;
+        for (int64_t i = 0; i < count; ++i) {
+            const uint16_t* from = fresh(tensor, side, span.row + begin + i, head);
+            for (int j = 0; j < dim; ++j) s_.query[i * dim + j] = float_of_bf16(from[j]);
+        }
+        if (!based) return s_.query;
+        const float* centre = layer_.basis.centre + int64_t(head) * dim;
+        for (int64_t i = 0; i < count; ++i)
+            for (int j = 0; j < dim; ++j) s_.query[i * dim + j] -= centre[j];
+        product(s_.query, int(count), layer_.basis.of_key + int64_t(head) * dim * dim, dim, s_.based);
+        return s_.based;
+    }
+
     void write(const Unit& unit, const Span& span, int head) {
-        for (int64_t i = unit.begin; i < unit.begin + unit.count; ++i) {
-            const int64_t position = span.past + i;
-            const int32_t block = block_of(span, position);
-            const int place = place_of(position);
-            for (const auto& [side, tensor] : {std::pair{layer_.key, step_.key}, std::pair{layer_.value, step_.value}})
-                encode(side, fresh(tensor, side, span.row + i, head), slot_of(side, block, head, place, layer_.block_size));
+        for (const auto& [side, tensor] : sides()) {
+            float* from = stored(*side, tensor, span, unit.begin, unit.count, head);
+            for (int64_t i = 0; i < unit.count; ++i, from += side->dim) {
+                const int64_t position = span.past + unit.begin + i;
+                encode(*side, from, slot_of(*side, block_of(span, position), head, place_of(position), layer_.block_size));
+            }
+        }
+        if (layer_.recent && span.decodes()) write_recent(span, 0, 1, head);
+    }
+
+    void write_recent(const Span& span, int64_t begin, int64_t count, int head) {
+        for (const auto& [side, tensor] : sides()) {
+            const float* from = stored(*side, tensor, span, begin, count, head);
+            for (int64_t i = 0; i < count; ++i, from += side->dim)
+                round_to_bf16(from, side->dim, recent_place(layer_, *side, span, head, span.past + begin + i));
         }
     }
 
+    std::array<std::pair<const Side*, const uint16_t*>, 2> sides() const {
+        return {{{&layer_.key, step_.key}, {&layer_.value, step_.value}}};
+    }
+
     void attend(const Unit& unit, const Span& span, int head, int first, int heads) {
-        const int rows = int(unit.count) * heads, dim = layer_.key.dim, width = layer_.value.dim;
+        const int rows = int(unit.count) * heads, width = layer_.value.dim;
         const int first_head = head * layer_.group + first;
+        load_queries(unit, span, head, first_head, rows, heads);
+        std::memset(s_.result, 0, sizeof(float) * rows * width);
+        // What is cached ends with the recent tokens, which are the last part's.
+        const int64_t recent = layer_.recent ? span.recent_from : span.cached();
+        const int64_t packed = std::min(unit.high, recent);
+        if (unit.low < packed) over_packed(unit, span, head, packed, rows, heads);
+        if (!span.decodes() || unit.part == unit.parts - 1) {
+            const int64_t seen = std::max(recent, seen_from(span.past + unit.begin));
+            if (seen < span.cached()) over_recent(unit, span, head, seen, rows, heads);
+        }
+        if (!span.decodes()) over_fresh(unit, span, head, rows, heads);
+        for (int row = 0; row < rows; ++row) {
+            const int query_head = first_head + row % heads;
+            if (span.decodes() && unit.parts > 1)
+                keep(unit, query_head, s_.result + row * width, s_.seen[row]);
+            else
+                finish(span.row + unit.begin + row / heads, query_head, s_.result + row * width, s_.seen[row]);
+        }
+    }
+
+    void load_queries(const Unit& unit, const Span& span, int head, int first_head, int rows, int heads) {
+        const int dim = layer_.key.dim;
         for (int row = 0; row < rows; ++row) {
             const int64_t token = span.row + unit.begin + row / heads;
             const uint16_t* from = step_.query + (token * query_heads() + first_head + row % heads) * dim;
             for (int i = 0; i < dim; ++i) s_.query[row * dim + i] = float_of_bf16(from[i]);
             s_.seen[row] = Seen();
         }
-        // A decode's own token is in the cache by now; a chunk's are taken as they came.
-        const bool decode = span.fresh == 1;
-        std::memset(s_.result, 0, sizeof(float) * rows * width);
-        if (unit.low < unit.high) over_cache(unit, span, head, rows, heads);
-        if (!decode) over_fresh(unit, span, head, rows, heads);
+        based_ = s_.query;
+        if (!layer_.basis.of_query) return;
+        product(s_.query, rows, layer_.basis.of_query + int64_t(head) * dim * dim, dim, s_.based);
+        based_ = s_.based;
+        const float* centre = layer_.basis.centre + int64_t(head) * dim;
         for (int row = 0; row < rows; ++row) {
-            const int query_head = first_head + row % heads;
-            if (unit.parts > 1)
-                keep(unit, query_head, s_.result + row * width, s_.seen[row]);
-            else
-                finish(span.row + unit.begin + row / heads, query_head, s_.result + row * width, s_.seen[row]);
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int i = 0; i < dim; ++i) sum += s_.query[row * dim + i] * centre[i];
+            s_.shift[row] = sum * layer_.scale * LOG2E;
         }
     }
 
@@ -107,25 +171,25 @@ class Attend {
         return layer_.window ? std::max<int64_t>(0, position + 1 - layer_.window) : 0;
     }
 
-    // Cached tokens [unit.low, unit.high), of which each row has lost those behind its window.
-    void over_cache(const Unit& unit, const Span& span, int head, int rows, int heads) {
-        const float* query = s_.query;
+    // Cached tokens [unit.low, high) as they are stored, of which each row has lost those behind its window.
+    void over_packed(const Unit& unit, const Span& span, int head, int64_t high, int rows, int heads) {
+        const float* query = based_;
         if (layer_.key.format == INT4) {
-            std::copy(s_.query, s_.query + rows * layer_.key.dim, s_.rotated);
+            std::copy(based_, based_ + rows * layer_.key.dim, s_.rotated);
             for (int row = 0; row < rows; ++row) rotate(s_.rotated + row * layer_.key.dim, layer_.key.dim);
             query = s_.rotated;
         }
         begin(query, rows, layer_.key.format, layer_.value.format);
         Tokens keys[2][TILE / GROUP], values[2][TILE / GROUP];
         const int64_t start = unit.low / TILE * TILE;
-        look_up(unit, span, head, start, keys[0], values[0]);
+        look_up(unit.low, high, span, head, start, keys[0], values[0]);
         int now = 0;
-        for (int64_t tile = start; tile < unit.high; tile += TILE, now ^= 1) {
-            look_up(unit, span, head, tile + TILE, keys[now ^ 1], values[now ^ 1]);
-            const int ng = int((std::min<int64_t>(TILE, unit.high - tile) + GROUP - 1) / GROUP);
+        for (int64_t tile = start; tile < high; tile += TILE, now ^= 1) {
+            look_up(unit.low, high, span, head, tile + TILE, keys[now ^ 1], values[now ^ 1]);
+            const int ng = int((std::min<int64_t>(TILE, high - tile) + GROUP - 1) / GROUP);
             over_tile(keys[now], values[now], keys[now ^ 1], values[now ^ 1], ng, rows, [&](int row) {
                 const int64_t position = span.past + unit.begin + row / heads;
-                return std::pair(std::max(unit.low, seen_from(position)) - tile, unit.high - tile);
+                return std::pair(std::max(unit.low, seen_from(position)) - tile, high - tile);
             });
         }
         end(rows, layer_.value.format);
@@ -133,33 +197,57 @@ class Attend {
             for (int row = 0; row < rows; ++row) rotate(s_.result + row * layer_.value.dim, layer_.value.dim);
     }
 
+    // Cached tokens from `from` on in BF16, out of the recent blocks.
+    void over_recent(const Unit& unit, const Span& span, int head, int64_t from, int rows, int heads) {
+        const int64_t count = span.cached() - from;
+        gather_recent(layer_, layer_.key, span, head, from, span.cached(), s_.recent_keys);
+        gather_recent(layer_, layer_.value, span, head, from, span.cached(), s_.recent_values);
+        begin(based_, rows, BF16, BF16);
+        Tokens keys[TILE / GROUP], values[TILE / GROUP];
+        const int ng = int((count + GROUP - 1) / GROUP);
+        for (int g = 0; g < ng; ++g) {
+            const int to = int(std::min<int64_t>(GROUP, count - g * GROUP));
+            keys[g] = rows_of(s_.recent_keys + g * GROUP * layer_.key.dim, layer_.key.dim, to);
+            values[g] = rows_of(s_.recent_values + g * GROUP * layer_.value.dim, layer_.value.dim, to);
+        }
+        over_tile(keys, values, NONE, NONE, ng, rows, [&](int row) {
+            return std::pair(seen_from(span.past + unit.begin + row / heads) - from, count);
+        });
+        end(rows, BF16);
+    }
+
     // The chunk's own tokens up to the unit's last one, each row to itself.
     void over_fresh(const Unit& unit, const Span& span, int head, int rows, int heads) {
         const int64_t last = unit.begin + unit.count;
         const int64_t low = std::max<int64_t>(0, seen_from(span.past + unit.begin) - span.past);
+        // Scores of queries and keys as they came: what other scores lack against them the rows are given for so long.
+        if (layer_.basis.of_query)
+            for (int row = 0; row < rows; ++row) s_.seen[row].largest += s_.shift[row];
         begin(s_.query, rows, BF16, BF16);
-        static const Tokens none[TILE / GROUP] = {};
         for (int64_t tile = low / TILE * TILE; tile < last; tile += TILE) {
             const int ng = int((std::min<int64_t>(TILE, last - tile) + GROUP - 1) / GROUP);
             Tokens keys[TILE / GROUP], values[TILE / GROUP];
             for (int g = 0; g < ng; ++g) {
                 const int64_t token = tile + g * GROUP;
-                keys[g] = in_batch(step_.key, layer_.key, span.row + token, head, last - token);
-                values[g] = in_batch(step_.value, layer_.value, span.row + token, head, last - token);
+                const int to = int(std::min<int64_t>(GROUP, last - token)), heads_between = layer_.kv_heads;
+                keys[g] = rows_of(fresh(step_.key, layer_.key, span.row + token, head), heads_between * layer_.key.dim, to);
+                values[g] =
+                    rows_of(fresh(step_.value, layer_.value, span.row + token, head), heads_between * layer_.value.dim, to);
             }
-            over_tile(keys, values, none, none, ng, rows, [&](int row) {
+            over_tile(keys, values, NONE, NONE, ng, rows, [&](int row) {
                 const int64_t own = unit.begin + row / heads;
                 return std::pair(seen_from(span.past + own) - span.past - tile, own + 1 - tile);
             });
         }
         end(rows, BF16);
+        if (layer_.basis.of_query)
+            for (int row = 0; row < rows; ++row) s_.seen[row].largest -= s_.shift[row];
     }
 
-    Tokens in_batch(const uint16_t* tensor, const Side& side, int64_t row, int head, int64_t left) const {
+    // `to` vectors in BF16, `stride` elements apart.
+    static Tokens rows_of(const uint16_t* data, int64_t stride, int to) {
         Tokens some;
-        some.data = reinterpret_cast<const uint8_t*>(fresh(tensor, side, row, head));
-        some.stride = 2 * int64_t(layer_.kv_heads) * side.dim;
-        some.to = int(std::min<int64_t>(GROUP, left));
+        some.data = reinterpret_cast<const uint8_t*>(data), some.stride = 2 * stride, some.to = to;
         return some;
     }
 
@@ -197,11 +285,12 @@ class Attend {
     }
 
     // The tile's groups of tokens in the pool; a group without a token in [low, high) has no block.
-    void look_up(const Unit& unit, const Span& span, int head, int64_t tile, Tokens* keys, Tokens* values) const {
+    void look_up(int64_t low, int64_t high, const Span& span, int head, int64_t tile, Tokens* keys,
+                 Tokens* values) const {
         for (int g = 0; g < TILE / GROUP; ++g) {
             const int64_t token = tile + g * GROUP;
             keys[g] = values[g] = Tokens();
-            const int64_t from = std::max(unit.low, token), to = std::min(unit.high, token + GROUP);
+            const int64_t from = std::max(low, token), to = std::min(high, token + GROUP);
             if (from >= to) continue;
             const int32_t block = block_of(span, token);
             const int place = place_of(token);
@@ -230,11 +319,17 @@ class Attend {
         to[layer_.value.dim + 1] = seen.sum;
     }
 
-    // The last part to arrive puts all of them together, in their order, whichever it is.
-    void arrive(const Unit& unit, const Span& span, int head) {
+    // Whether this is the last of the sequence's parts to be done with a head: it does what comes after all of them.
+    bool arrive(const Unit& unit, int head) const {
+        if (unit.parts == 1) return true;
         auto* arrived = step_.arrived + unit.first_slot * layer_.kv_heads + head;
-        if (__atomic_add_fetch(arrived, 1, __ATOMIC_ACQ_REL) != unit.parts) return;
+        if (__atomic_add_fetch(arrived, 1, __ATOMIC_ACQ_REL) != unit.parts) return false;
         *arrived = 0;
+        return true;
+    }
+
+    // Puts a decode's parts together, in their order, whichever came last.
+    void join(const Unit& unit, const Span& span, int head) {
         const int width = layer_.value.dim;
         for (int query_head = head * layer_.group; query_head < (head + 1) * layer_.group; ++query_head) {
             Seen all;
@@ -257,9 +352,12 @@ class Attend {
         for (int i = 0; i < layer_.value.dim; ++i) to[i] = bf16_of(sums[i] / seen.sum);
     }
 
+    static constexpr Tokens NONE[TILE / GROUP] = {};
+
     const Step& step_;
     const Layer& layer_;
     Scratch& s_;
+    const float* based_ = nullptr;  // the rows' queries in the key basis
 };
 
 }  // namespace

@@ -31,6 +31,10 @@ inline void rotate(float* x, int dim) {
     }
 }
 
+inline void round_to_bf16(const float* x, int dim, uint16_t* to) {
+    for (int i = 0; i < dim; ++i) to[i] = bf16_of(x[i]);
+}
+
 constexpr float LARGEST_HALF = 65504.0f;
 
 // The largest size; NaN where an element is.
@@ -102,16 +106,12 @@ inline void encode_int4(const float* x, int dim, const Slot& slot) {
     }
 }
 
-inline void encode(const Side& side, const uint16_t* x, const Slot& slot) {
-    if (side.format == BF16) {
-        std::memcpy(slot.data, x, 2 * side.dim);
-        return;
-    }
-    float wide[MAX_DIM];
-    for (int i = 0; i < side.dim; ++i) wide[i] = float_of_bf16(x[i]);
-    if (side.format == INT8) return encode_int8(wide, side.dim, slot);
-    rotate(wide, side.dim);
-    encode_int4(wide, side.dim, slot);
+// x is overwritten.
+inline void encode(const Side& side, float* x, const Slot& slot) {
+    if (side.format == BF16) return round_to_bf16(x, side.dim, reinterpret_cast<uint16_t*>(slot.data));
+    if (side.format == INT8) return encode_int8(x, side.dim, slot);
+    rotate(x, side.dim);
+    encode_int4(x, side.dim, slot);
 }
 
 // The stored vector in float32, rotated still where the format rotates.

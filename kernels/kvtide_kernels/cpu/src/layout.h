@@ -20,23 +20,37 @@ struct Side {
     int64_t vector_bytes() const { return ::vector_bytes(format, dim); }
 };
 
+// What keys are stored in: (k - centre) times of_key, met by queries times of_query.
+struct Basis {
+    const float *of_key, *of_query;  // [kv_heads][dim][dim]; null: as they are
+    const float* centre;             // [kv_heads][dim]
+};
+
 struct Layer {
     Side key, value;
-    int32_t kv_heads, group;  // group: query heads of a KV head
+    Basis basis;
+    int32_t kv_heads, group;     // group: query heads of a KV head
     int32_t block_size, window;  // window 0: none
+    int32_t recent;              // tokens that are kept in BF16 too; 0: none
     float scale, softcap;        // softcap 0: none
     const float* sinks;          // [query_heads] or null
 };
 
 // One sequence of the step: its block table, and where its new tokens stand in the flat batch.
 struct Span {
-    const int32_t* blocks;
-    int64_t first;  // number of blocks[0] in the sequence
+    const int32_t *blocks, *recent;
+    int64_t first;        // number of blocks[0] in the sequence
+    int64_t recent_from;  // the oldest token that recent blocks have
     int64_t past, fresh, row;
+
+    // A decode writes its own token before it attends, a chunk when all of it has.
+    bool decodes() const { return fresh == 1; }
+    int64_t cached() const { return decodes() ? past + 1 : past; }
 };
 
 // A piece of work, for each KV head: `count` new tokens from `begin` on attend to the cached tokens [low, high).
-// Decodes come in `parts`, each with a slot of its own in the partial results from first_slot on.
+// A sequence comes in `parts` that wait for each other: a decode's have a slot each in the partial results from
+// first_slot on, a chunk's one together.
 struct Unit {
     int64_t span, begin, count, low, high, part, parts, first_slot;
 };
@@ -49,13 +63,15 @@ struct Step {
     const uint16_t *query, *key, *value;  // bfloat16 [tokens][heads][dim]
     uint16_t* out;
     float* partial;    // [slots][query_heads][dim + 2]: weighted values, largest score, sum of weights
-    int32_t* arrived;  // [slots][kv_heads], zero between runs
+    int32_t* arrived;  // [slots][kv_heads]: parts that are done; zero between runs
 };
 
 constexpr int TILE = 64;       // tokens that scores are made of at a time
 constexpr int GROUP = 16;      // tokens whose place in a block is looked up at a time: no block is smaller
 constexpr int MAX_ROWS = 128;  // query rows that share a tile
 constexpr int MAX_DIM = 256;
+constexpr int MAX_RECENT = 32;
+constexpr int RECENT_PARTS = 4;  // packed tokens of a block for each recent one
 
 // Sixteen tokens in a row; those outside [from, to) are nobody's, and may be anything.
 struct Tokens {

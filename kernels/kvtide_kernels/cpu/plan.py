@@ -1,0 +1,106 @@
+"""A step as the kernels take it: the spans with their block ids, and the pieces of work that threads take in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+
+from kvtide_kernels.attention import SequenceSpan
+from kvtide_kernels.cpu.library import SPAN_FIELDS, UNIT_FIELDS
+from kvtide_sizing.memory.kv import KvLayout, TableLayout
+
+# Tokens that one piece of a decode attends to: in sequences of up to LONG_TOKENS, and in longer ones. Pieces begin at
+# multiples of it, so that they hang on the own sequence alone. Small enough that two cores share a sequence of a
+# thousand tokens evenly, large enough that what each piece costs beside its tokens does not show.
+SPLIT_TOKENS, LONG_SPLIT_TOKENS, LONG_TOKENS = 512, 2048, 4096
+
+# New tokens of a chunk that read the context together.
+CHUNK_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """What the layers of one table share.
+
+    spans, units:  int64, arrays of `Span` and `Unit` of src/layout.h
+    ids:           int32, the block ids that spans point to
+    slots:         of partial results and counters
+    """
+
+    spans: torch.Tensor
+    units: torch.Tensor
+    ids: torch.Tensor
+    slots: int
+
+
+def plan_tables(spans: Sequence[SequenceSpan], layout: KvLayout) -> list[TablePlan]:
+    """A plan for each table of the layout. Spans are checked already."""
+    by_window: dict[int | None, tuple[torch.Tensor, int]] = {}
+    plans = []
+    for index, table in enumerate(layout.tables):
+        if table.window not in by_window:
+            by_window[table.window] = _units(spans, table)
+        units, slots = by_window[table.window]
+        array, ids = _spans(spans, index, table, layout)
+        plans.append(TablePlan(array, units, ids, slots))
+    return plans
+
+
+def _spans(
+    spans: Sequence[SequenceSpan], index: int, table: TableLayout, layout: KvLayout
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The array of `Span` for one table, and the ids behind its pointers: blocks, then recent blocks, of each span."""
+    needed = [span.needed_blocks(table, layout.block_size) for span in spans]
+    blocks = [span.block_ids(index, numbers) for span, numbers in zip(spans, needed, strict=True)]
+    recent = [span.tables[index].recent for span in spans]
+    ids = torch.tensor([block for both in zip(blocks, recent, strict=True) for side in both for block in side]).int()
+    lengths = [len(side) for both in zip(blocks, recent, strict=True) for side in both]
+    starts = [ids.data_ptr() + ids.itemsize * start for start in accumulate(lengths, initial=0)]
+    rows = accumulate((span.new_tokens for span in spans), initial=0)
+    array = torch.tensor(
+        [
+            (*pointers, numbers.start, span.recent_tokens(layout).start, span.past_tokens, span.new_tokens, row)
+            for span, numbers, row, *pointers in zip(spans, needed, rows, starts[::2], starts[1::2], strict=False)
+        ],
+        dtype=torch.int64,
+    )
+    assert array.shape[1] == len(SPAN_FIELDS)
+    return array, ids
+
+
+def _units(spans: Sequence[SequenceSpan], table: TableLayout) -> tuple[torch.Tensor, int]:
+    """The array of `Unit` for the tables of one window, the longest work first; and the slots that they need."""
+    units: list[tuple[int, ...]] = []
+    slots = 0
+    for index, span in enumerate(spans):
+        if span.new_tokens == 1:
+            pieces = [(0, 1, low, high) for low, high in pairwise(_bounds(span, table))]
+        else:
+            pieces = [
+                (begin, min(CHUNK_TOKENS, span.new_tokens - begin), *_past_of(span, begin, table))
+                for begin in range(0, span.new_tokens, CHUNK_TOKENS)
+            ]
+        parts = len(pieces)
+        units += ((index, *piece, part, parts, slots) for part, piece in enumerate(pieces))
+        if parts > 1:
+            slots += parts if span.new_tokens == 1 else 1
+    # Seen by no result: threads take units in turn, and none should be left alone with a long one at the end.
+    units.sort(key=lambda unit: (unit[4] - unit[3] + unit[1]) * unit[2], reverse=True)
+    array = torch.tensor(units, dtype=torch.int64)
+    assert array.shape[1] == len(UNIT_FIELDS)
+    return array, slots
+
+
+def _bounds(span: SequenceSpan, table: TableLayout) -> list[int]:
+    """Where the parts of a decode begin, and where the last one ends."""
+    low, high = table.first_needed(span.past_tokens), span.total_tokens
+    split = SPLIT_TOKENS if high - low <= LONG_TOKENS else LONG_SPLIT_TOKENS
+    return [low, *range((low // split + 1) * split, high, split), high]
+
+
+def _past_of(span: SequenceSpan, begin: int, table: TableLayout) -> tuple[int, int]:
+    """The past that the chunk's tokens from `begin` on see some of."""
+    return min(table.first_needed(span.past_tokens + begin), span.past_tokens), span.past_tokens
