@@ -53,7 +53,7 @@ class Result:
     def check(self) -> None:
         """bfloat16 rounds a result by 2^-8 of it, and the weights of values in bfloat16 by as much: 2^-7 together.
 
-        A query that bfloat16 rounds makes errors of scores, of the size of those that its rounding of recent keys makes.
+        A query that bfloat16 rounds makes errors of scores, of the size of those that rounded recent keys make.
         """
         bound = 2**-6 if self.rounds_queries else 2**-7
         assert self.error <= bound, f"an error of {self.error:.5f} of the terms"
