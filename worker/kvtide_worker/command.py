@@ -43,7 +43,7 @@ class _Quantity(click.ParamType[int]):
     type=click.Choice(["auto", "bfloat16", "float32"]),
     default="auto",
     show_default=True,
-    help="Of weights, arithmetic and KV. float32 is for exactness tests: KV takes twice what the plan counted.",
+    help="Of weights and arithmetic. float32 is for exactness tests: BF16 KV is then float32 too, in twice the bytes.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is all.")
 @click.option("--port", type=_PORT, default=8000, show_default=True, help="The API and /metrics. 0: a free port.")

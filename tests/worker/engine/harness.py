@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from kvtide_worker.engine.load import load_engine
 from kvtide_worker.engine.messages import AddRequest, SamplingParams, TokenOutput
 
 
-def plan_for(model: Path, *, num_blocks: int, block_size: int, max_context: int, batch_limit: int) -> dict[str, Any]:
+def plan_for(
+    model: Path, *, num_blocks: int, block_size: int, max_context: int, batch_limit: int, precision: str = "BF16"
+) -> dict[str, Any]:
     """The planner's plan for the model, with another pool than its device would hold."""
     planned = plan(
         inspect_model(model),
         Device("some", DeviceKind.CPU, 1 << 36),
         Workload(max_context_tokens=max_context),
-        Policy(block_size_tokens=block_size),
+        Policy(precision=precision, block_size_tokens=block_size),
     ).to_json()
     planned["kv"]["numBlocks"] = num_blocks
     planned["batchLimit"] = batch_limit
@@ -35,12 +38,23 @@ def load(
     block_size: int = 16,
     max_context: int = 256,
     batch_limit: int = 16,
+    precision: str = "BF16",
 ) -> Engine:
     """An engine that has generated its warm-up token."""
     planned = plan_for(
-        model, num_blocks=num_blocks, block_size=block_size, max_context=max_context, batch_limit=batch_limit
+        model,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_context=max_context,
+        batch_limit=batch_limit,
+        precision=precision,
     )
-    return load_engine(EngineConfig(f"file://{model}", planned, dtype=dtype), progress=lambda stage: None)
+    return load_engine(EngineConfig(f"file://{model}", planned, dtype=dtype), lambda stage: None, some_tokens)
+
+
+def some_tokens() -> list[int]:
+    """What a tiny model, which has no tokenizer, may be calibrated with."""
+    return random.Random(3).choices(range(320), k=1024)
 
 
 def greedy(max_tokens: int, **changes: Any) -> SamplingParams:

@@ -7,7 +7,7 @@ def refusal(prompt_tokens: int, max_tokens: int, max_context_tokens: int) -> str
     """Why a request of this size can never run, and what would; None where it can.
 
     The context is the only limit: an engine whose pool does not hold one sequence of it does not start
-    (`served_layout`).
+    (`served_kv`).
     """
     if prompt_tokens < 1 or max_tokens < 1:
         return (

@@ -14,8 +14,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Everything the engine process needs to start; picklable, so that `multiprocessing` can spawn with it.
 
     plan:     the plan's JSON object, keys as `kvtide plan -o json` writes them
-    dtype:    of the weights, the arithmetic and the KV pool; "auto" is bfloat16. "float32" is an instrument for
-              exactness tests: its pool takes twice the bytes that the plan counted
+    dtype:    of the weights and the arithmetic; "auto" is bfloat16, and the pool is what the plan says. "float32" is an
+              instrument for exactness tests: the pool is float32 too, in twice the bytes that a plan for BF16 counted
     threads:  of torch on the CPU; None takes what the cgroup's quota and the affinity mask allow
     """
 

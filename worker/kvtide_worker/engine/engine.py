@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Requests in, tokens out, one step at a time. It has no thread and no I/O of its own.
 
-    The pool holds one sequence of max_context_tokens at least (`served_layout`), so that every request ends.
+    The pool holds one sequence of max_context_tokens at least (`served_kv`), so that every request ends.
     """
 
     def __init__(
@@ -195,7 +195,8 @@ class Engine:
             request, past = chunk.request, chunk.request.blocks.num_tokens
             token_ids += request.token_ids(past, past + chunk.new_tokens)
             positions += range(past, past + chunk.new_tokens)
-            spans.append(SequenceSpan(request.blocks.tables, past, chunk.new_tokens))
+            blocks = request.blocks
+            spans.append(SequenceSpan(blocks.tables, past, chunk.new_tokens, blocks.recent_from))
             if request.scores_prompt:
                 before = range(
                     max(past, len(request.prompt_logprobs)),

@@ -1,44 +1,115 @@
-"""The layout that a plan was sized with, made anew from the model's files and checked against the model as it runs."""
+"""How the pool is cut: made anew from the plan and the model's files, and checked against the model as it runs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from kvtide_sizing.errors import InvalidPlan
-from kvtide_sizing.formats import precision_named
+from kvtide_sizing import served
+from kvtide_sizing.errors import InvalidPlan, UnsupportedPrecision
+from kvtide_sizing.formats import (
+    BF16,
+    FLOAT32,
+    INT4,
+    INT8,
+    LayerFormat,
+    Precision,
+    VectorFormat,
+    layer_formats,
+    precision_named,
+)
 from kvtide_sizing.memory.budget import STEP_TOKEN_BUDGET
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
 from kvtide_sizing.models.inspect import inspect_model
-from kvtide_sizing.plan.record import Plan
+from kvtide_sizing.plan.record import KvPlan, Plan
+from kvtide_sizing.shape import ModelShape
 from kvtide_worker.models.config import ModelConfig
 
+_FORMATS = {stored.name: stored for stored in (BF16, INT8, INT4)}
 
-def served_layout(path: Path, plan: Plan, model: ModelConfig) -> KvLayout:
-    """The layout of the model at `path` in the plan's precision and block size.
 
-    Raises SizingError as `inspect_model`; InvalidPlan where the plan counted other blocks, where its pool does not hold
-    one sequence of its context, which might never end, or where the two readers of the files disagree about a window.
+@dataclass(frozen=True)
+class ServedKv:
+    """How the pool is cut, and what each layer stores."""
+
+    layout: KvLayout
+    formats: tuple[LayerFormat, ...]
+
+
+def served_kv(path: Path, plan: Plan, model: ModelConfig, *, exact: bool = False) -> ServedKv:
+    """What the plan says of the model at `path`; model is what its files say to the forward pass.
+
+    exact: in float32 in place of BF16, for tests. The pool then has as many blocks, of twice the bytes.
+
+    Raises SizingError as `inspect_model`; UnsupportedPrecision for formats that are not served; InvalidPlan where the
+    plan counted other blocks, where its pool does not hold one sequence of its context, which might never end, or where
+    the two readers of the files disagree about a window.
     """
-    layout = kv_layout(
-        inspect_model(path), precision_named(plan.kv.precision), plan.kv.block_size_tokens, STEP_TOKEN_BUDGET
+    shape = inspect_model(path)
+    formats = _formats(plan.kv, shape)
+    layout = kv_layout(shape, formats, plan.kv.block_size_tokens, STEP_TOKEN_BUDGET)
+    _check_blocks(
+        plan, layout, sum(each.bytes_per_token(layer) for each, layer in zip(formats, shape.layers, strict=True))
     )
-    _check_blocks(plan, layout)
-    for table in layout.tables:
-        for layer in table.layers:
-            window = model.windows[layer]
-            # A window as long as the context is none.
-            if window is not None and window >= model.max_position_embeddings:
-                window = None
-            if window != table.window:
-                raise InvalidPlan(
-                    f"layer {layer} of {path.name} was planned with a window of {table.window} tokens, but the model "
-                    f"runs with {window}"
-                )
-    return layout
+    _check_windows(path, layout, model)
+    if exact:
+        if set(formats) != {LayerFormat(BF16, BF16)}:
+            raise UnsupportedPrecision(
+                f"float32 is for plans of BF16, but this one stores KV as {plan.kv.precision}; leave the dtype out"
+            )
+        formats = (LayerFormat(FLOAT32, FLOAT32),) * shape.num_layers
+        layout = kv_layout(shape, formats, plan.kv.block_size_tokens, STEP_TOKEN_BUDGET)
+    return ServedKv(layout, formats)
 
 
-def _check_blocks(plan: Plan, layout: KvLayout) -> None:
+def _formats(kv: KvPlan, shape: ModelShape) -> tuple[LayerFormat, ...]:
+    """The layers' formats as the plan lists them; of a plan that lists none, its precision's."""
+    precision = precision_named(kv.precision)
+    if precision not in served.PRECISIONS:
+        known = ", ".join(other for other in Precision if other in served.PRECISIONS)
+        raise UnsupportedPrecision(f"the plan stores KV as {precision}; this worker stores {known}")
+    usual = layer_formats(shape, precision)
+    if not kv.layers:
+        return usual
+    formats: list[LayerFormat] = []
+    for run in kv.layers:
+        first, last = _run_ends(run.layers)
+        if first != len(formats) or last < first:
+            raise InvalidPlan(
+                f"the plan's layers {run.layers} follow on layer {len(formats) - 1}; runs must follow on one another"
+            )
+        formats += [LayerFormat(_format(run.key), _format(run.value))] * (last - first + 1)
+    if len(formats) != shape.num_layers:
+        raise InvalidPlan(f"the plan has {len(formats)} layers, but the model {shape.num_layers}; plan for this model")
+    if precision is not Precision.MIXED and tuple(formats) != usual:
+        raise InvalidPlan(
+            f"the plan's precision is {precision}, but not all of its layers are stored so; Mixed is what allows others"
+        )
+    return tuple(formats)
+
+
+def _run_ends(layers: str) -> tuple[int, int]:
+    """ "3-7", or "3" for one."""
+    first, _, last = layers.partition("-")
+    try:
+        return int(first), int(last or first)
+    except ValueError:
+        raise InvalidPlan(f"the plan's layers '{layers}' are not written as 3-7, nor as 3") from None
+
+
+def _format(name: str) -> VectorFormat:
+    if name not in _FORMATS:
+        raise UnsupportedPrecision(f"the plan stores vectors as {name}; this worker stores {', '.join(_FORMATS)}")
+    return _FORMATS[name]
+
+
+def _check_blocks(plan: Plan, layout: KvLayout, bytes_per_token: int) -> None:
     planned, tables = plan.kv, len(layout.tables)
+    if planned.bytes_per_token != bytes_per_token:
+        raise InvalidPlan(
+            f"the plan is for {planned.bytes_per_token} bytes of KV a token, but the model takes {bytes_per_token}; "
+            f"make the plan for this model"
+        )
     if (planned.block_tables, planned.bytes_per_block) != (tables, tables * layout.block_bytes):
         raise InvalidPlan(
             f"the plan has {planned.block_tables} block tables and blocks of {planned.bytes_per_block} bytes, but the "
@@ -51,3 +122,17 @@ def _check_blocks(plan: Plan, layout: KvLayout) -> None:
             f"{layout.block_size}, but the plan's pool has {planned.num_blocks}; lower maxContextTokens, or plan for "
             f"more memory"
         )
+
+
+def _check_windows(path: Path, layout: KvLayout, model: ModelConfig) -> None:
+    for table in layout.tables:
+        for layer in table.layers:
+            window = model.windows[layer]
+            # A window as long as the context is none.
+            if window is not None and window >= model.max_position_embeddings:
+                window = None
+            if window != table.window:
+                raise InvalidPlan(
+                    f"layer {layer} of {path.name} was planned with a window of {table.window} tokens, but the model "
+                    f"runs with {window}"
+                )

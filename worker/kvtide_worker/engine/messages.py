@@ -85,7 +85,16 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the engine process. Requests that still run are answered with `FinishReason.ABORT`."""
 
 
-Command = AddRequest | SetVocabulary | AbortRequest | SetLimits | Shutdown
+class CalibrationTokens(msgspec.Struct, frozen=True, tag=True):
+    """The tokens of `calibration_text`: the first command, sent as soon as the server has read the tokenizer.
+
+    An engine that fits nothing to them ignores it.
+    """
+
+    token_ids: list[int]
+
+
+Command = CalibrationTokens | AddRequest | SetVocabulary | AbortRequest | SetLimits | Shutdown
 
 
 class ErrorKind(enum.StrEnum):

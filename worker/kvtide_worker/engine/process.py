@@ -22,6 +22,7 @@ from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.messages import (
     AbortRequest,
     AddRequest,
+    CalibrationTokens,
     Command,
     Event,
     Failed,
@@ -108,6 +109,12 @@ class _Pipes:
                 commands.append(self._decoder.decode(self._commands.recv()))
         return commands
 
+    def receive_calibration(self) -> list[int]:
+        """The text that the server's first command has; it comes once the tokenizer is read."""
+        command = self._decoder.decode(self._commands.recv())
+        assert isinstance(command, CalibrationTokens), "nothing else is sent before the engine is ready"
+        return command.token_ids
+
     def close(self) -> None:
         """Give what was sent a moment to arrive, then let go."""
         self._context.destroy(linger=_LAST_WORDS_MILLISECONDS)
@@ -117,7 +124,7 @@ def _load(config: EngineConfig, pipes: _Pipes) -> Engine:
     pipes.send(LoadProgress("starting torch"))
     from kvtide_worker.engine.load import load_engine
 
-    return load_engine(config, lambda stage: pipes.send(LoadProgress(stage)))
+    return load_engine(config, lambda stage: pipes.send(LoadProgress(stage)), pipes.receive_calibration)
 
 
 def _serve(engine: Engine, pipes: _Pipes) -> None:
@@ -134,8 +141,10 @@ def _serve(engine: Engine, pipes: _Pipes) -> None:
         pipes.send(StepOutputs(outputs, engine.state()))
 
 
-def _apply(command: AddRequest | SetVocabulary | AbortRequest | SetLimits, engine: Engine) -> None:
+def _apply(command: CalibrationTokens | AddRequest | SetVocabulary | AbortRequest | SetLimits, engine: Engine) -> None:
     match command:
+        case CalibrationTokens():
+            pass  # the keys of this engine are stored as they come
         case AddRequest():
             engine.add(command)
         case SetVocabulary():

@@ -27,7 +27,7 @@ class Scheduler:
 
     Running requests decode first, oldest first; what is left of the budget goes to prefill in equal shares, so that
     a short prompt does not stand behind a long one. The oldest request is never preempted for another one, and each
-    fits the pool alone (`served_layout`), so that every request ends.
+    fits the pool alone (`served_kv`), so that every request ends.
 
     A step has at most as many rows of logits as sequences may run: so much memory was measured. A request whose prompt
     gets log probabilities has a row for each token, and its chunks are cut to the rows that the others leave.

@@ -34,6 +34,7 @@ class _Table:
 
     first: int
     blocks: Sequence[int]
+    recent: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -121,5 +122,6 @@ def _tables(layout: KvLayout, share: _Share) -> list[_Table]:
     for table in layout.tables:
         first = table.first_needed(share.past) // layout.block_size
         end = -(-(share.past + share.new) // layout.block_size)
-        tables.append(_Table(first, range(end - first)))
+        blocks = end - first
+        tables.append(_Table(first, range(blocks), range(blocks, blocks + layout.recent_blocks)))
     return tables

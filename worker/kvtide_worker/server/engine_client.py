@@ -107,6 +107,10 @@ class EngineClient:
         loop.add_reader(self._process.sentinel, self._process_ended)
         self._receiver = loop.create_task(self._receive())
 
+    def calibrate(self, token_ids: list[int]) -> None:
+        """Send the tokens that the engine may wait for while it loads; before any request."""
+        self._send(messages.CalibrationTokens(token_ids))
+
     def submit(self, prompt_token_ids: list[int], sampling: messages.SamplingParams) -> Generation:
         """Send a request that fits. Raises EngineFailure where there is no engine any more."""
         if self.failure is not None:
