@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvtide_sizing.errors import UnsupportedPrecision
-from kvtide_sizing.shape import LayerShape, ModelShape
+from kvtide_sizing.knapsack import Option, least_loss
+from kvtide_sizing.shape import LayerSensitivity, LayerShape, ModelShape, SideSensitivity
 
 
 class Precision(enum.StrEnum):
@@ -92,9 +96,12 @@ _UNIFORM = {
     Precision.INT4: LayerFormat(INT4, INT4),
 }
 
-# Mixed keeps so many layers at either end in BF16, where errors hurt most, and stores the rest as K8V4.
-# references: TurboQuant in vLLM leaves the same ones.
+# Of a model that nobody has measured, Mixed keeps so many layers at either end in BF16, where errors hurt most, and
+# stores the rest as K8V4. references: TurboQuant in vLLM leaves the same ones.
 MIXED_EDGE_LAYERS = 2
+
+# A side's choices, in the order of what `_losses` says of them.
+_SIDE_FORMATS = (BF16, INT8, INT4)
 
 
 def precision_named(text: str) -> Precision:
@@ -108,14 +115,74 @@ def precision_named(text: str) -> Precision:
 
 
 def layer_formats(shape: ModelShape, precision: Precision) -> tuple[LayerFormat, ...]:
-    """The format of each layer."""
+    """The format of each layer. Mixed of a model that was measured has the bytes of K8V4 and loses the least of all."""
     if precision is not Precision.MIXED:
         return (_UNIFORM[precision],) * shape.num_layers
+    if shape.sensitivity is not None:
+        return choose_formats(shape, shape.sensitivity, bytes_per_token(shape, Precision.K8V4))
     last = shape.num_layers - MIXED_EDGE_LAYERS
     return tuple(
         _UNIFORM[Precision.K8V4 if MIXED_EDGE_LAYERS <= index < last else Precision.BF16]
         for index in range(shape.num_layers)
     )
+
+
+@lru_cache(maxsize=64)
+def choose_formats(
+    shape: ModelShape, sensitivity: tuple[LayerSensitivity, ...], budget_bytes_per_token: int
+) -> tuple[LayerFormat, ...]:
+    """The sides' formats with the least sum of measured losses, in blocks of so many bytes for a token of all layers.
+
+    Exact where all layers share one block table. Where windows make several, a slot is as wide as its widest layer:
+    layers of like sensitivity share one, and the formats of slots are chosen, again exactly.
+
+    Raises ValueError where even INT4 takes more, for layers of different heads, and for a sensitivity of other layers.
+    """
+    if len(sensitivity) != shape.num_layers or len({(each.kv_heads, each.head_dim) for each in shape.layers}) != 1:
+        raise ValueError(f"{len(sensitivity)} layers were measured; {shape.name} has {shape.num_layers}, to be alike")
+    slots = _slots(shape, sensitivity)
+    sides = []
+    for slot in slots:
+        layer = shape.layers[slot[0]]
+        for dim, measured in (
+            (layer.head_dim, [sensitivity[index].key for index in slot]),
+            (layer.value_dim, [sensitivity[index].value for index in slot]),
+        ):
+            widths = (len(slot) * layer.kv_heads * stored.vector_bytes(dim) for stored in _SIDE_FORMATS)
+            sides.append([Option(size, loss) for size, loss in zip(widths, _losses(measured), strict=True)])
+    chosen = [_SIDE_FORMATS[index] for index in least_loss(sides, budget_bytes_per_token)]
+    of_layer = {
+        layer: LayerFormat(key, value)
+        for slot, key, value in zip(slots, chosen[::2], chosen[1::2], strict=True)
+        for layer in slot
+    }
+    return tuple(of_layer[index] for index in range(shape.num_layers))
+
+
+def _losses(measured: Sequence[SideSensitivity]) -> tuple[float, ...]:
+    return 0.0, sum(side.int8 for side in measured), sum(side.int4 for side in measured)
+
+
+def _slots(shape: ModelShape, sensitivity: Sequence[LayerSensitivity]) -> list[list[int]]:
+    """Layers that share a slot of all block tables, the most sensitive first: of each window as many as it has tables.
+
+    One layer each where there is one table, as `memory.kv.kv_layout` deals them.
+    """
+    windows = shape.layers_by_window.values()
+    count = shape.num_layers if len(windows) == 1 else math.gcd(*map(len, windows))
+
+    def lost(layer: int) -> float:
+        return sensitivity[layer].key.int4 + sensitivity[layer].value.int4
+
+    ordered = [sorted(layers, key=lost, reverse=True) for layers in windows]
+    return [
+        [
+            layer
+            for layers in ordered
+            for layer in layers[slot * len(layers) // count : (slot + 1) * len(layers) // count]
+        ]
+        for slot in range(count)
+    ]
 
 
 def layer_bytes_per_token(shape: ModelShape, precision: Precision) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -80,6 +80,25 @@ class WeightGroup:
 
 
 @dataclass(frozen=True)
+class SideSensitivity:
+    """What is lost where one layer's keys or values alone are stored so, and all else in BF16.
+
+    The mean divergence (KL) of the predictions from those in BF16, in nats a token.
+    """
+
+    int8: float
+    int4: float
+
+
+@dataclass(frozen=True)
+class LayerSensitivity:
+    """What was measured of one layer."""
+
+    key: SideSensitivity
+    value: SideSensitivity
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A model's sizes, layer by layer.
 
@@ -89,6 +108,7 @@ class ModelShape:
     weights_dtype:      what the file holds ("BF16", "Q4_1", …), None if only the configuration was read
     stored_bytes:       what the weights take in their files, exactly; None if the files were not read
     unserved:           why this release's worker cannot run it, None where it can; it can be planned all the same
+    sensitivity:        of each layer, None where nobody has measured it; no size, so that it makes no other shape
     """
 
     name: str
@@ -104,6 +124,7 @@ class ModelShape:
     weights_dtype: str | None = None
     stored_bytes: int | None = None
     unserved: str | None = None
+    sensitivity: tuple[LayerSensitivity, ...] | None = field(default=None, compare=False)
 
     @property
     def num_layers(self) -> int:
@@ -130,6 +151,14 @@ class ModelShape:
         return layer.window if layer.window is not None and layer.window < self.max_context_tokens else None
 
     @cached_property
+    def layers_by_window(self) -> dict[int | None, tuple[int, ...]]:
+        """The numbers of the layers of each window, in order; windows in the order in which they come first."""
+        found: dict[int | None, list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            found.setdefault(self.window_of(layer), []).append(index)
+        return {window: tuple(indices) for window, indices in found.items()}
+
+    @cached_property
     def kv_heads(self) -> int:
         """KV heads of the widest layer."""
         return max(layer.kv_heads for layer in self.layer_kinds)
@@ -140,8 +169,8 @@ class ModelShape:
         return max(layer.head_dim for layer in self.layer_kinds)
 
     def to_json(self) -> dict[str, Any]:
-        """The shape as JSON values. Each kind of layer is written once, and layers name their kinds in runs ("0x5 1"),
-        so that a hundred layers with alternating windows fit a pod's termination message (4096 bytes)."""
+        """The shape's sizes as JSON values. Each kind of layer is written once, and layers name their kinds in runs
+        ("0x5 1"), so that a hundred layers with alternating windows fit a pod's termination message (4096 bytes)."""
         kinds = self.layer_kinds
         return {
             "name": self.name,

@@ -19,7 +19,7 @@ from kvtide_operator.plan.summary import summary
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.pods import Ending
 from kvtide_sizing.errors import DoesNotFit, InvalidModel, SizingError
-from kvtide_sizing.models.catalog import builtin_for
+from kvtide_sizing.models.catalog import builtin_for, measured_alike
 from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_sizing.shape import ModelShape
 
@@ -152,9 +152,14 @@ def _look(
 def _kept_shape(record: Record, model: str) -> ModelShape | None:
     """What was read of the model before. A shape that an older version wrote in another form is read again."""
     try:
-        return ModelShape.from_json(record.shapes[model]) if model in record.shapes else None
+        return _shape(record.shapes[model]) if model in record.shapes else None
     except InvalidModel:
         return None
+
+
+def _shape(content: dict[str, Any]) -> ModelShape:
+    """What an inspect pod wrote, with what was measured of such a model. Raises InvalidModel."""
+    return measured_alike(ModelShape.from_json(content))
 
 
 def _looking(base: Planning, resource: LLMDeployment) -> Planning:
@@ -179,8 +184,7 @@ def _after(
     name = inspect_name(resource)
     if ending.exit_code == 0:
         content = _read_shape(ending.message)
-        shape = ModelShape.from_json(content)
-        return replace(base, record=base.record.with_shape(model, content)), shape
+        return replace(base, record=base.record.with_shape(model, content)), _shape(content)
     again = now - ending.finished_at >= LOOK_AGAIN_S
     reason, said = _failure(ending, resource.spec.model.uri)
     waiting = replace(base, reason=reason, message=f"{said}; looking again every {LOOK_AGAIN_S:.0f} s")

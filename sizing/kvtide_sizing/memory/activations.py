@@ -3,9 +3,10 @@
     forward   | S + attention of a layer | S + MLP of a layer | ... | S + logits |
     sampling                                                                     | logits + one row's |
 
-S lives through the forward pass: the residual stream, rotations, and what attention planned. On a CPU this is what
-the worker's forward pass allocates, checked against the allocator's record for each served family. On a GPU the same
-pass is counted with kernels that read blocks where they lie; that has not been measured.
+S lives through the forward pass: the residual stream, rotations, and what attention planned. Attention is that of the
+kernels, which read blocks where they lie: the image has them. On a CPU this is what the worker's forward pass
+allocates, checked against the allocator's record for each served family; plain torch, which stands in for kernels that
+cannot be compiled, takes more. On a GPU the same pass is counted; that has not been measured.
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ from kvtide_sizing.shape import LayerShape, ModelShape
 
 _BF16, _FLOAT32, _INT64, _INT32 = 2, 4, 8, 4
 
-# Tokens that a group of decoding sequences gathers at most on a CPU, unless one sequence has more. Measured with the
-# heads of SmolLM2-135M and Gemma 3 270M on two cores: from 1024 to 16384 nothing differs beyond the noise, and with no
-# bound a step of 64 sequences of 1000 tokens takes twice as long, as every copy is of new pages.
-GATHER_TOKENS = 4096
+# What the CPU's kernels cut a decode into: pieces of so many tokens of what it attends to, or of so many where it
+# attends to more than LONG_TOKENS. Each leaves its part of the result in memory.
+SPLIT_TOKENS, LONG_SPLIT_TOKENS, LONG_TOKENS = 512, 2048, 4096
 
-# Each of torch's threads has scores and sums of its own, at most 0.4 MiB; how many there will be is not known when a
-# plan is made. What more of them take comes out of the reserve.
+# New tokens of a prefill that are one piece of work.
+CHUNK_TOKENS = 32
+
+# How the CPU's kernels are told of a sequence's share of a step, and of a piece of work: so many int64 each.
+_SPAN_FIELDS, _UNIT_FIELDS = 7, 8
+
+# Each of oneDNN's threads has memory of its own for a product; how many there will be is not known when a plan is made.
+# What more of them take comes out of the reserve.
 CPU_THREADS = 4
 
-# Of a row that is drawn from: float32 probabilities, their order (float32 and int64), the sum before each, and which
-# are kept.
-_DRAW_BYTES = _FLOAT32 + _FLOAT32 + _INT64 + _FLOAT32 + 1
+# Of a row that is drawn from: float32 logits and probabilities, their order (float32 and int64), the sum before each,
+# and which are kept.
+_DRAW_BYTES = _FLOAT32 + _FLOAT32 + _FLOAT32 + _INT64 + _FLOAT32 + 1
 
 # Lengths, places and scalars.
 _SMALL_BYTES = 16 << 10
@@ -57,6 +63,7 @@ def step_bytes(
     *,
     context_tokens: int,
     batch: int,
+    key_bases: bool = False,
     threads: int = CPU_THREADS,
     bf16_units: bool = True,
 ) -> int:
@@ -65,11 +72,12 @@ def step_bytes(
     shape:           as one device computes it
     context_tokens:  of the longest sequence
     batch:           sequences that a step runs at most; each may sample
+    key_bases:       whether keys have bases, which a GPU turns keys and queries into in float32
     threads:         of torch, on a CPU
     bf16_units:      whether a CPU multiplies bfloat16 (AVX512-BF16, AMX); else products are first made in float32
     """
     return max(
-        _peak(shape, kind, layout, step, threads, bf16_units)
+        _peak(shape, kind, layout, step, key_bases, threads, bf16_units)
         for step in (_prefill(layout, context_tokens, batch), _full_batch(layout, context_tokens, batch))
     )
 
@@ -86,10 +94,16 @@ def _full_batch(layout: KvLayout, context: int, batch: int) -> _Step:
     return _Step(context, batch, min(layout.step_tokens - decodes, chunks * context), chunks, decodes)
 
 
-def _peak(shape: ModelShape, kind: DeviceKind, layout: KvLayout, step: _Step, threads: int, bf16_units: bool) -> int:
-    in_layers = max(
-        _attention(shape, kind, layout, step, layer, shape.window_of(layer), threads) for layer in shape.layer_kinds
-    )
+def _peak(
+    shape: ModelShape,
+    kind: DeviceKind,
+    layout: KvLayout,
+    step: _Step,
+    key_bases: bool,
+    threads: int,
+    bf16_units: bool,
+) -> int:
+    in_layers = max(_attention(shape, kind, step, layer, key_bases) for layer in shape.layer_kinds)
     # bfloat16 gate and up side by side, the gate's activation, their product
     mlp = step.tokens * shape.intermediate_size * 4 * _BF16
     # a layer's bfloat16 output, and a float32 copy and its square
@@ -127,34 +141,45 @@ def _lasting(shape: ModelShape, kind: DeviceKind, layout: KvLayout, step: _Step)
     ids = step.tokens * 2 * _INT64
     # cosines and sines, in one set for each kind of layer
     rotations = len(windows) * step.tokens * 2 * shape.head_dim * _BF16
-    blocks = {table: _blocks(table, layout, step) for table in layout.tables}
-    if kind is DeviceKind.GPU:
-        tables = sum(step.batch * of_sequence for of_sequence, _ in blocks.values()) * _INT32
-        return hidden + ids + rotations + tables + len(layout.tables) * step.tokens * _INT64
-    # masks of every chunk and decode, and the places in a last block that nobody wrote
-    masks = 0
-    for window in windows:
-        table = next(table for table in layout.tables if table.window == window)
-        masks += step.prefill * _attended(window, step) * _BF16
-        masks += step.decodes * blocks[table][0] * layout.block_size * _BF16
-        masks += step.decodes * (layout.block_size - 1) * shape.kv_heads * _INT64
-    # for each KV head, where a new token is written and what is gathered
-    rows = sum(
-        step.tokens + step.decodes * of_decode + step.chunks * of_chunk for of_decode, of_chunk in blocks.values()
+    planned = _gpu_plan(layout, step) if kind is DeviceKind.GPU else _cpu_plan(shape, layout, step)
+    return hidden + ids + rotations + planned
+
+
+def _gpu_plan(layout: KvLayout, step: _Step) -> int:
+    """Block tables of all sequences, as wide as the longest's, and where each new token is written."""
+    blocks = sum(_decode_blocks(table, layout, step) + layout.recent_blocks for table in layout.tables)
+    return step.batch * blocks * _INT32 + len(layout.tables) * step.tokens * _INT64
+
+
+def _cpu_plan(shape: ModelShape, layout: KvLayout, step: _Step) -> int:
+    """Each table's block ids and spans, each window's pieces of work, and parts of results of decodes that are cut."""
+    sequences = step.decodes + step.chunks
+    blocks = sum(
+        step.decodes * _decode_blocks(table, layout, step)
+        + step.chunks * _chunk_blocks(table, layout, step)
+        + sequences * layout.recent_blocks
+        for table in layout.tables
     )
-    return hidden + ids + rotations + masks + rows * shape.kv_heads * _INT64
+    pieces = {table.window: _pieces(table.window, step.context) for table in layout.tables}
+    units = sum(step.decodes * each + -(-step.prefill // CHUNK_TOKENS) + step.chunks for each in pieces.values())
+    most = max(pieces.values())
+    # A chunk has one part too, though it leaves nothing there.
+    slots = (step.decodes * most if most > 1 else 0) + step.chunks
+    parts = slots * (shape.query_heads * (shape.head_dim + 2) * _FLOAT32 + shape.kv_heads * _INT32)
+    spans = len(layout.tables) * sequences * _SPAN_FIELDS
+    return blocks * _INT32 + (spans + units * _UNIT_FIELDS) * _INT64 + parts
 
 
-def _attention(
-    shape: ModelShape,
-    kind: DeviceKind,
-    layout: KvLayout,
-    step: _Step,
-    layer: LayerShape,
-    window: int | None,
-    threads: int,
-) -> int:
-    """A layer's attention: its heads before and after the rotation, and what attends over the blocks."""
+def _pieces(window: int | None, context: int) -> int:
+    """What a decode of at most so many tokens is cut into at most."""
+    if window is not None and window < context:
+        # Pieces begin at multiples of their length, a window anywhere.
+        return 1 + max(-(-min(window, LONG_TOKENS) // SPLIT_TOKENS), -(-window // LONG_SPLIT_TOKENS))
+    return max(-(-min(context, LONG_TOKENS) // SPLIT_TOKENS), -(-context // LONG_SPLIT_TOKENS))
+
+
+def _attention(shape: ModelShape, kind: DeviceKind, step: _Step, layer: LayerShape, key_bases: bool) -> int:
+    """A layer's attention: its heads before and after the rotation, and what the kernels take."""
     query, key = shape.query_heads * layer.head_dim, layer.kv_heads * layer.head_dim
     value = layer.kv_heads * layer.value_dim
     result = shape.query_heads * (layer.value_dim or layer.head_dim)
@@ -162,54 +187,24 @@ def _attention(
     # where heads are normalised: a float32 copy and its square
     normalised = step.tokens * (query + key) * 2 * _FLOAT32
     attending = step.tokens * (query + key + result) * _BF16
-    if kind is DeviceKind.GPU:
-        # float32 parts of results that a kernel merges
-        return heads + max(normalised, attending + step.tokens * result * _FLOAT32)
-    decode_blocks, chunk_blocks = _blocks(TableLayout((), window), layout, step)
-    one = decode_blocks * layout.block_size
-    groups = min(step.decodes * one, max(GATHER_TOKENS, one))
-    grouped = min(step.decodes, max(1, GATHER_TOKENS // one)) if one else 0
-    chunk = -(-step.prefill // step.chunks) if step.chunks else 0
-    copied = max(
-        _copies(shape, layer, layout, groups, grouped, result + query, shape.query_heads // layer.kv_heads, threads),
-        _copies(shape, layer, layout, chunk_blocks * layout.block_size, chunk, result, chunk, threads),
-    )
-    return heads + max(normalised, attending + copied)
+    if kind is DeviceKind.CPU:
+        # the kernels' own copies, whose rows lie side by side
+        return heads + max(normalised, attending + step.tokens * (query + key + value) * _BF16)
+    # queries in float32, as their product's operand, and turned
+    turning = step.tokens * (query + key) * _BF16 + (step.tokens * 3 * query * _FLOAT32 if key_bases else 0)
+    # float32 parts of results that a kernel merges
+    return heads + max(normalised, turning, attending + step.tokens * result * _FLOAT32)
 
 
-def _copies(
-    shape: ModelShape,
-    layer: LayerShape,
-    layout: KvLayout,
-    gathered: int,
-    rows: int,
-    row: int,
-    queries: int,
-    threads: int,
-) -> int:
-    """What torch attends over: gathered tokens' keys and values, and for each of rows queries `row` elements."""
-    copy = gathered * layer.elements_per_token * _BF16 + gathered // layout.block_size * layer.kv_heads * _INT64
-    results = rows * (row * _BF16 + shape.query_heads * _FLOAT32)
-    # aten/src/ATen/native/cpu/FlashAttentionKernel.cpp: scores of 32, 64 or 256 queries by 512 keys in float32 and
-    # bfloat16, their maxima and sums, and the result
-    split = min(queries, 256 if queries >= 768 else 64 if queries >= 192 else 32)
-    tile = split * (512 * (_FLOAT32 + _BF16) + (2 + layer.head_dim) * _FLOAT32)
-    return copy + results + threads * tile
+def _decode_blocks(table: TableLayout, layout: KvLayout, step: _Step) -> int:
+    """Blocks of one table that a decode attends to."""
+    return table.sequence_blocks(step.context, layout.block_size)
 
 
-def _blocks(table: TableLayout, layout: KvLayout, step: _Step) -> tuple[int, int]:
-    """Blocks of one table that a decode, and that a chunk attends to."""
-    chunk = -(-step.prefill // step.chunks) if step.chunks else 0
+def _chunk_blocks(table: TableLayout, layout: KvLayout, step: _Step) -> int:
+    """Blocks of one table that a chunk attends to, and is written to."""
     whole = -(-step.context // layout.block_size)
     if table.window is None:
-        return whole, whole
-    return (
-        table.sequence_blocks(step.context, layout.block_size),
-        min(whole, -(-(table.window - 1 + chunk - 1) // layout.block_size) + 1),
-    )
-
-
-def _attended(window: int | None, step: _Step) -> int:
-    """Tokens that a chunk attends to, its own included."""
+        return whole
     chunk = -(-step.prefill // step.chunks) if step.chunks else 0
-    return step.context if window is None else min(step.context, window - 1 + chunk)
+    return min(whole, -(-(table.window - 1 + chunk - 1) // layout.block_size) + 1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from kvtide_sizing.devices.device import Device, DeviceKind
 from kvtide_sizing.formats import Precision, layer_formats
 from kvtide_sizing.memory.activations import step_bytes
+from kvtide_sizing.memory.key_bases import key_bases_bytes
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
 from kvtide_sizing.memory.overhead import load_bytes, overhead_bytes
 from kvtide_sizing.memory.sharding import shard
@@ -36,7 +37,8 @@ RESERVE_PARTS = 25
 class Budget:
     """What is taken from one device of any size, before the pool has a block.
 
-    weights_bytes:  this device's share
+    weights_bytes:  this device's share, key bases included
+    key_bases_bytes:  of these, what keys of less than 16 bits are stored in
     activations_bytes:  what a step takes at its peak
     tables_bytes:   of these, block tables of a full batch of the longest sequences
     load_bytes:     what loading takes beside the weights at its peak, before the pool is there
@@ -44,6 +46,7 @@ class Budget:
     """
 
     weights_bytes: int
+    key_bases_bytes: int
     activations_bytes: int
     tables_bytes: int
     overhead_bytes: int
@@ -90,7 +93,14 @@ class Budget:
         """The budget of another longest sequence; local is the shape of one device, as `shard` gives it."""
         return replace(
             self,
-            activations_bytes=step_bytes(local, kind, self.layout, context_tokens=context_tokens, batch=batch),
+            activations_bytes=step_bytes(
+                local,
+                kind,
+                self.layout,
+                context_tokens=context_tokens,
+                batch=batch,
+                key_bases=self.key_bases_bytes > 0,
+            ),
             tables_bytes=batch * self.layout.sequence_blocks(context_tokens) * TABLE_ENTRY_BYTES,
         )
 
@@ -121,9 +131,12 @@ def budget(
     Raises UnsupportedPolicy where so many devices cannot share the model.
     """
     local = shard(shape, device.count)
-    layout = kv_layout(local, layer_formats(local, precision), block_size, STEP_TOKEN_BUDGET)
+    formats = layer_formats(shape, precision)
+    layout = kv_layout(local, formats, block_size, STEP_TOKEN_BUDGET)
+    bases = key_bases_bytes(local, formats)
     taken = Budget(
-        weights_bytes=weights_bytes(shape, weights, device.count),
+        weights_bytes=weights_bytes(shape, weights, device.count) + bases,
+        key_bases_bytes=bases,
         activations_bytes=0,
         tables_bytes=0,
         overhead_bytes=overhead_bytes(local, device),

@@ -108,12 +108,11 @@ class KvLayout:
 def kv_layout(shape: ModelShape, formats: Sequence[LayerFormat], block_size: int, step_tokens: int) -> KvLayout:
     """The layout that wastes least, and of those the one with the fewest tables; formats are the layers' own."""
     widths = [stored.side_bytes(layer) for stored, layer in zip(formats, shape.layers, strict=True)]
-    by_window: dict[int | None, list[int]] = {}
-    for index, layer in enumerate(shape.layers):
-        by_window.setdefault(shape.window_of(layer), []).append(index)
-    for layers in by_window.values():
-        # Wide ones first in every table: a slot is as wide as the widest layer that has it.
-        layers.sort(key=lambda index: widths[index], reverse=True)
+    # Wide ones first in every table: a slot is as wide as the widest layer that has it.
+    by_window = {
+        window: sorted(layers, key=lambda index: widths[index], reverse=True)
+        for window, layers in shape.layers_by_window.items()
+    }
     if len(by_window) == 1:
         sizes = [shape.num_layers]
     else:

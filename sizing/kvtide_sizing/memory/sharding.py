@@ -76,4 +76,5 @@ def with_kv_heads(shape: ModelShape, kv_heads: int, *, trained: bool = False) ->
         for group in shape.weights
     )
     layers = tuple(replace(layer, kv_heads=kv_heads) for layer in shape.layers)
-    return replace(shape, layers=layers, weights=weights, stored_bytes=None)
+    # Other heads lose something else.
+    return replace(shape, layers=layers, weights=weights, stored_bytes=None, sensitivity=None)

@@ -1,7 +1,8 @@
 """Well-known models, so that planning works offline.
 
 catalog.json holds, for each of them, the fields of its public config.json that decide about memory, and the hub's
-repositories with that very shape. They are read as any other configuration is.
+repositories with that very shape. They are read as any other configuration is. Of some, sensitivity.json has what was
+measured of their layers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from kvtide_sizing.errors import ModelNotFound
 from kvtide_sizing.models.config_json import shape_of_config
 from kvtide_sizing.models.model_uri import ModelUri
+from kvtide_sizing.models.sensitivity import measurements, with_measurement
 from kvtide_sizing.shape import ModelShape
 
 _FILE = Path(__file__).with_name("catalog.json")
@@ -46,6 +48,21 @@ def builtin_for(uri: ModelUri) -> ModelShape | None:
     return None if name is None else builtin(name)
 
 
+def measured_alike(shape: ModelShape) -> ModelShape:
+    """The shape with what was measured of a built-in model of the same sizes: itself, as a rule, or one tuned from it.
+
+    The shape as it is where there is none.
+    """
+    for name, measurement in measurements().items():
+        if _sizes(builtin(name)) == _sizes(shape):
+            return with_measurement(shape, measurement)
+    return shape
+
+
+def _sizes(shape: ModelShape) -> tuple[object, ...]:
+    return shape.architecture, shape.layers, shape.query_heads, shape.hidden_size, shape.vocab_size, shape.parameters
+
+
 # Read when first asked for: most who import this never ask.
 @functools.cache
 def _entries() -> dict[str, dict[str, Any]]:
@@ -55,7 +72,8 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def _shape(name: str) -> ModelShape:
-    return shape_of_config(config(name), name)
+    shape, measurement = shape_of_config(config(name), name), measurements().get(name)
+    return shape if measurement is None else with_measurement(shape, measurement)
 
 
 @functools.cache

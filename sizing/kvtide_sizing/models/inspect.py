@@ -22,9 +22,9 @@ def inspect_model(path: str | Path) -> ModelShape:
     path = Path(path)
     try:
         if path.is_dir() and (path / CONFIG_FILE).is_file():
-            return shape_of_folder(path, path.resolve().name)
+            return catalog.measured_alike(shape_of_folder(path, path.resolve().name))
         if path.is_file() and path.suffix == ".gguf":
-            return shape_of_gguf(path, path.stem)
+            return catalog.measured_alike(shape_of_gguf(path, path.stem))
         raise ModelNotFound(_what_is_there(path))
     except OSError as error:
         raise ModelDownloadFailed(f"{path} cannot be read: {error.strerror}") from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvtide_sizing.devices.device import Device
-from kvtide_sizing.formats import Precision, bytes_per_token
+from kvtide_sizing.formats import LayerFormat, Precision, layer_formats
 from kvtide_sizing.memory.activations import step_bytes
 from kvtide_sizing.memory.budget import Budget, budget
 from kvtide_sizing.memory.sharding import shard
@@ -34,7 +34,13 @@ class Case:
     @cached_property
     def bytes_per_token(self) -> int:
         """KV bytes of one token on each device."""
-        return bytes_per_token(self._local, self.precision)
+        stored = zip(self.formats, self._local.layers, strict=True)
+        return sum(each.bytes_per_token(layer) for each, layer in stored)
+
+    @cached_property
+    def formats(self) -> tuple[LayerFormat, ...]:
+        """How each layer's keys and values are stored, on every device alike."""
+        return layer_formats(self.shape, self.precision)
 
     @property
     def block_bytes(self) -> int:

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from kvtide_sizing.devices.device import Device
-from kvtide_sizing.formats import LayerFormat, VectorFormat, layer_formats
+from kvtide_sizing.formats import RECENT_PARTS, LayerFormat, VectorFormat
 from kvtide_sizing.memory.budget import STEP_TOKEN_BUDGET, reserve_bytes
+from kvtide_sizing.memory.key_bases import head_basis_bytes
+from kvtide_sizing.memory.kv import KvLayout
 from kvtide_sizing.memory.sharding import shard
 from kvtide_sizing.plan.case import Case
 from kvtide_sizing.plan.planner import choose_case
@@ -19,12 +21,13 @@ from kvtide_sizing.shape import LayerShape, ModelShape
 def explain(plan: Plan, shape: ModelShape, device: Device, workload: Workload, policy: Policy) -> list[str]:
     """One line for each sum of the plan that `plan` made of the same arguments; amounts in bytes."""
     case = choose_case(shape, device, workload, policy)
-    return [*_token(plan, case), *_pool(plan, case), *_sequences(plan, case), *_roofline(plan, device)]
+    parts = (_token(plan, case), _recent(plan, case), _pool(plan, case), _sequences(plan, case))
+    return [line for part in (*parts, _roofline(plan, device)) for line in part]
 
 
 def _token(plan: Plan, case: Case) -> Iterator[str]:
     local = shard(case.shape, case.device.count)
-    kinds = Counter(zip(local.layers, layer_formats(local, case.precision), strict=True))
+    kinds = Counter(zip(local.layers, case.formats, strict=True))
     for (layer, stored), count in kinds.items():
         total = count * stored.bytes_per_token(layer)
         window = f" (they see the last {layer.window} tokens)" if layer.window else ""
@@ -46,6 +49,20 @@ def _vector(stored: VectorFormat, dim: int) -> str:
     return f"{dim} · {size}" + (f" + {extra}" if extra else "")
 
 
+def _recent(plan: Plan, case: Case) -> Iterator[str]:
+    """What a sequence's last tokens take beside, where a side has 4 bits."""
+    layout = case.budget(plan.max_context_tokens).layout
+    if not layout.recent:
+        return
+    tables = len(layout.tables)
+    each = f" in each of {tables} block tables" if tables > 1 else ""
+    yield (
+        f"recent tokens: a sequence keeps its last {layout.recent} in BF16 too, {layout.block_size} ÷ {RECENT_PARTS} = "
+        f"{layout.recent_per_block} of them in a block: {layout.recent_blocks} blocks{each}, "
+        f"{tables * layout.recent_blocks * layout.block_bytes:,} bytes a sequence"
+    )
+
+
 def _pool(plan: Plan, case: Case) -> Iterator[str]:
     kv, memory = plan.kv, plan.memory
     local = shard(case.shape, case.device.count)
@@ -54,21 +71,36 @@ def _pool(plan: Plan, case: Case) -> Iterator[str]:
     yield f"a block: {kv.block_size_tokens} tokens · {padded:,}{wider} = {kv.bytes_per_block:,}"
     groups = ", ".join(f"{group.name} {group.elements:,}" for group in case.shape.weights)
     share = "" if plan.device_count == 1 else ", of which this device's share (what is split, and its copies) takes"
-    stored = f"in {plan.weights_format}{share} = {memory.weights_bytes:,}"
+    bases = case.budget(plan.max_context_tokens).key_bases_bytes
+    stored = f"in {plan.weights_format}{share} = {memory.weights_bytes - bases:,}"
     yield f"weights: {case.shape.parameters:,} parameters ({groups}) {stored}"
+    yield from _key_bases(case, local)
     yield (
         f"activations: the fullest moment of a step of {STEP_TOKEN_BUDGET} tokens that samples {plan.batch_limit} rows "
         f"of {local.vocab_size:,} logits = {memory.activations_bytes:,}; "
         f"block tables of a full batch are {kv.tables_bytes:,}"
     )
+    of_weights = "weights and key bases" if bases else "weights"
     least = reserve_bytes(memory.device_bytes)
     planned = case.budget(plan.max_context_tokens).activations_bytes
     yield (
-        f"blocks: ({memory.device_bytes:,} device − {memory.weights_bytes:,} weights − {planned:,} activations of "
-        f"{case.batch_cap} rows − {memory.overhead_bytes:,} overhead − {least:,} reserve) ÷ {kv.bytes_per_block:,} "
+        f"blocks: ({memory.device_bytes:,} device − {memory.weights_bytes:,} {of_weights} − "
+        f"{planned:,} activations of {case.batch_cap} rows − {memory.overhead_bytes:,} overhead − {least:,} reserve) ÷ {kv.bytes_per_block:,} "
         f"= {kv.num_blocks:,}, rounded down; the rest is the reserve's"
     )
     yield f"capacity: {kv.num_blocks:,} · {kv.block_size_tokens} = {kv.capacity_tokens:,} tokens"
+
+
+def _key_bases(case: Case, local: ModelShape) -> Iterator[str]:
+    """Of each kind of heads, in float32; they are counted with the weights."""
+    pairs = zip(local.layers, case.formats, strict=True)
+    kinds = Counter((layer.kv_heads, layer.head_dim) for layer, stored in pairs if stored.has_key_basis)
+    for (kv_heads, dim), layers in kinds.items():
+        total = layers * kv_heads * head_basis_bytes(dim)
+        yield (
+            f"key bases, which keys of fewer than 16 bits are stored in: {layers} layers · {kv_heads} KV "
+            f"head{'s' if kv_heads != 1 else ''} · (8 · {dim}² + 4 · {dim}) = {total:,}, counted with the weights"
+        )
 
 
 def _sequences(plan: Plan, case: Case) -> Iterator[str]:
@@ -84,8 +116,13 @@ def _sequences(plan: Plan, case: Case) -> Iterator[str]:
     half = layout.expected_half_tokens(expected)
     yield (
         f"sequences of the expected {expected} tokens: ({blocks:,} blocks{step}) ÷ {half / 2 / layout.block_size:g}, "
-        f"with half of each last block empty = {layout.expected_sequences(blocks, expected):,}, rounded down"
+        f"with half of each last block empty{_and_recent(layout)} = {layout.expected_sequences(blocks, expected):,}, "
+        f"rounded down"
     )
+
+
+def _and_recent(layout: KvLayout) -> str:
+    return f" and {len(layout.tables) * layout.recent_blocks} for recent tokens" if layout.recent else ""
 
 
 def _roofline(plan: Plan, device: Device) -> Iterator[str]:

@@ -83,23 +83,24 @@ def _held(case: Case, workload: Workload) -> tuple[int, int]:
 
 
 def _cases(shape: ModelShape, device: Device, workload: Workload, policy: Policy) -> Iterator[Case]:
-    """All that may be chosen, in the order of preference; each one's blocks take less than those of all before it."""
+    """All that may be chosen, in the order of preference; each one's tokens take less than those of all before it."""
     _check_served(shape, device, policy)
     allowed_precisions, allowed_heads = precisions(policy, device), kv_heads(shape, policy)
-    block_size = choose_block_size(shape, workload, policy)
     least: int | None = None
     for heads, precision in candidates(allowed_heads, allowed_precisions, workload.profile):
+        with_heads = with_kv_heads(shape, heads, trained=heads in policy.variants)
         case = Case(
-            shape=with_kv_heads(shape, heads, trained=heads in policy.variants),
+            shape=with_heads,
             device=device,
             precision=precision,
-            block_size=block_size,
+            block_size=choose_block_size(with_heads, layer_formats(with_heads, precision), workload, policy),
             batch_cap=min(STEP_TOKEN_BUDGET, max(MAX_BATCH[device.kind], workload.target_concurrency or 0)),
             sequence_tokens=workload.mean_sequence_tokens,
             weights=_weights(shape, policy),
         )
-        if least is None or case.block_bytes < least:
-            least = case.block_bytes
+        token_bytes = case.block_bytes // case.block_size
+        if least is None or token_bytes < least:
+            least = token_bytes
             yield case
 
 
@@ -151,9 +152,7 @@ def _kv(case: Case, context_tokens: int) -> KvPlan:
         num_blocks=taken.num_blocks(case.device.memory_bytes),
         block_tables=len(taken.layout.tables),
         tables_bytes=taken.tables_bytes,
-        layers=tuple(
-            _layer_runs([(each.key.name, each.value.name) for each in layer_formats(case.shape, case.precision)])
-        ),
+        layers=tuple(_layer_runs([(each.key.name, each.value.name) for each in case.formats])),
     )
 
 

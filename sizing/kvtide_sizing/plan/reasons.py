@@ -21,7 +21,7 @@ from kvtide_sizing.shape import ModelShape
 def reasons(plan: Plan, case: Case, native: ModelShape, workload: Workload, policy: Policy) -> Iterator[str]:
     """Why each choice was made, one sentence each, with its numbers."""
     memory = plan.memory
-    yield f"precision {plan.kv.precision}: " + _why_precision(plan, policy)
+    yield f"precision {plan.kv.precision}: " + _why_precision(plan, case, policy)
     if policy.block_size_tokens is None:
         yield f"blockSizeTokens {plan.kv.block_size_tokens}: " + _why_block_size(plan, case, workload)
     if plan.attention.kv_heads != native.kv_heads:
@@ -54,17 +54,17 @@ def next_smaller(plan: Plan) -> Alternative | None:
     )
 
 
-def _why_precision(plan: Plan, policy: Policy) -> str:
+def _why_precision(plan: Plan, case: Case, policy: Policy) -> str:
     own = holds(plan.max_concurrency, plan.max_context_tokens)
     if policy.precision != "Auto":
-        text = f"as asked; it {own}"
+        text = f"as asked{_how_mixed(plan, case)}; it {own}"
     elif plan.kv.precision == Precision.BF16:
         text = f"nothing is lost, and it {own}"
     else:
         loss = LOSS_BOUND_PERCENT[Precision(plan.kv.precision)]
         text = (
             f"of what may cost {policy.max_quality_loss_percent:g} % in perplexity, the best that reaches what is "
-            f"wanted or comes nearest; it costs at most {loss:g} %, as a bound until it is measured; it {own}"
+            f"wanted or comes nearest; it costs at most {loss:g} %, as a bound{_how_mixed(plan, case)}; it {own}"
         )
     other = next_smaller(plan)
     if other is None:
@@ -72,6 +72,15 @@ def _why_precision(plan: Plan, policy: Policy) -> str:
     name = other.choice.removeprefix("precision ")
     note = "" if other.served else ", which this release does not serve yet"
     return f"{text}; {name} would hold {other.max_concurrency}{note}"
+
+
+def _how_mixed(plan: Plan, case: Case) -> str:
+    """How its layers' formats were chosen: by what was measured of them, or by a rule."""
+    if plan.kv.precision != Precision.MIXED:
+        return ""
+    if case.shape.sensitivity is None:
+        return ", with edge layers in BF16 and K8V4 between, as nobody measured this model"
+    return ", measured: of all formats in the bytes of K8V4, the layers' losses add up to the least"
 
 
 def _why_block_size(plan: Plan, case: Case, workload: Workload) -> str:
@@ -128,6 +137,9 @@ def _why_batch_limit(plan: Plan, case: Case) -> str:
         f"{plan.kv.num_blocks} blocks hold {held} sequences of the expected {expected} tokens, with half of each last "
         f"block empty"
     )
+    layout = case.budget(plan.max_context_tokens).layout
+    if layout.recent:
+        text += f" and {layout.recent_blocks} more for the last {layout.recent} tokens in BF16"
     if held > plan.batch_limit:
         return f"{text}, but a step runs no more than {plan.batch_limit}"
     return text

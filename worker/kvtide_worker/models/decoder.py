@@ -1,4 +1,4 @@
-"""A decoder's forward pass over a flat batch of tokens: what the families share, and the few places where they differ."""
+"""A decoder's forward pass over a flat batch of tokens: what families share, and the few places where they differ."""
 
 from __future__ import annotations
 
@@ -85,8 +85,10 @@ class Decoder:
         hidden = self.embed(token_ids, self._embedding)
         for index, layer in enumerate(self._layers):
             rotation = rotations[self.config.rope_of(index)]
-            attended = self._attend(index, layer, hidden, rotation, attention)
-            hidden = hidden + self._norm_or_same(attended, layer.attention_out_norm)
+            # Unnamed, what was attended to does not live beside the MLP.
+            hidden = hidden + self._norm_or_same(
+                self._attend(index, layer, hidden, rotation, attention), layer.attention_out_norm
+            )
             hidden = hidden + self._norm_or_same(self._mlp(layer, hidden), layer.mlp_out_norm)
         return project(self.rms_norm(hidden[logit_rows], self._norm), self._lm_head)
 
