@@ -37,7 +37,7 @@ class MeasuredFormat:
 
 
 def precisions(names: Sequence[str]) -> list[Precision]:
-    """The named ones, but for BF16, which all are compared with. Raises UnsupportedPrecision without a kernel for one."""
+    """The named ones, without BF16, which all are compared with. Raises UnsupportedPrecision for what is not stored."""
     known = {precision.value.lower(): precision.value for precision in Precision}
     wanted = [precision_named(known.get(name.lower(), name)) for name in names]
     for precision in wanted:

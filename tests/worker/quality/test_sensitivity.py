@@ -1,0 +1,52 @@
+"""The sensitivity of layers: what hurts is found, and the file is read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvtide_sizing.errors import InvalidModel
+from kvtide_worker.quality.sensitivity import measure_sensitivity, read_sensitivity, sensitivity_passes
+from kvtide_worker.quality.windows import spread
+from tests.worker.quality.tiny_measured import load_model, random_tokens, save_model
+
+
+def test_the_layer_that_is_seen_most_is_the_most_sensitive(tmp_path: Path) -> None:
+    model = save_model(tmp_path)
+    with torch.no_grad():
+        # Values of the first layer hardly reach the residual stream.
+        model.model.layers[0].self_attn.o_proj.weight *= 1e-3
+    model.save_pretrained(tmp_path)
+    measured, ticks = load_model(tmp_path), []
+    windows = spread(random_tokens(400), [1], count=4, size=120, scored=20)
+    found = measure_sensitivity(measured, "a text", windows, lambda: ticks.append(1))
+    assert len(ticks) == sensitivity_passes(2, windows)
+    assert (found.tokens, found.text, len(found.layers)) == (80, "a text", 2)
+    quiet, loud = found.layers
+    for side in (loud.key, loud.value):
+        assert side.int4 > 3 * side.int8 > 0
+    assert loud.value.int4 > 100 * quiet.value.int4
+    assert loud.key.int4 > 100 * quiet.key.int4
+
+    file = tmp_path / "sensitivity.json"
+    file.write_text(json.dumps(found.to_json()))
+    assert read_sensitivity(file, measured.shape) == tuple(found.layers)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("no JSON", "is not what `kvtide quality --sensitivity` writes"),
+        ('{"layers": [{"key": {"INT8": 1}}]}', "is not what `kvtide quality --sensitivity` writes"),
+        ('{"layers": []}', "of a model with 0 layers, but .* has 2"),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, content: str, says: str) -> None:
+    save_model(tmp_path)
+    file = tmp_path / "sensitivity.json"
+    file.write_text(content)
+    with pytest.raises(InvalidModel, match=says):
+        read_sensitivity(file, load_model(tmp_path).shape)
