@@ -32,6 +32,9 @@ class PlanKV(Api):
     block_tables_bytes: int | None = Field(
         default=None, description="Block tables of a full batch; they are counted with the activations."
     )
+    recent_blocks: int | None = Field(
+        default=None, description="Blocks that each sequence takes beside its tokens' for the last ones in BF16."
+    )
     layers: list[PlanLayers] | None = Field(default=None, description="How each layer's keys and values are stored.")
 
 

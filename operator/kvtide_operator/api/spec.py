@@ -137,13 +137,16 @@ class KVCacheSpec(Api):
 
     precision: Precision = Field(
         default=Precision.AUTO,
-        description="Storage of keys and values. This version knows BF16, which Auto chooses.",
+        description=(
+            "Storage of keys and values: 16 bits (BF16), 8 (INT8), 8 of keys and 4 of values (K8V4), 4 (INT4), or a"
+            " format for each layer (Mixed). Auto: the best that holds targetConcurrency within maxQualityLossPercent."
+        ),
     )
     block_size_tokens: Literal[16, 32, 64, 128, 256] | None = Field(
         default=None, description="Tokens of one KV block. Default: chosen by the plan."
     )
     max_quality_loss_percent: float = Field(
-        default=1.0, ge=0, le=100, description="What Auto and Mixed may cost in perplexity, in percent."
+        default=1.0, ge=0, le=100, description="What Auto may cost in perplexity, in percent."
     )
     prefix_caching: bool | None = Field(
         default=None,

@@ -79,6 +79,9 @@ class ScalingDecision(Api):
     expected_output_tokens: int | None = Field(
         default=None, description="The part that the queued requests are expected to generate."
     )
+    recent_tokens: int | None = Field(
+        default=None, description="The part that all requests take beside their tokens, for the last ones in BF16."
+    )
     ready_replicas: int = Field(description="Ready workers that were counted.")
     applied: bool = Field(description="False in mode Observe, which writes nothing.")
 

@@ -33,7 +33,8 @@ class Worker:
 class Load:
     """What the fleet holds and needs, in tokens.
 
-    demand = live + queued prompts + what the queued requests are expected to generate
+    demand = live + queued prompts + what the queued requests are expected to generate + recent
+    recent:   room for so many tokens that requests take beside their own, for the last ones in BF16
     capacity_per_replica: mean over the ready workers
     """
 
@@ -41,10 +42,11 @@ class Load:
     queued_prompts: int
     expected_output: int
     capacity_per_replica: int
+    recent: int = 0
 
     @property
     def demand(self) -> int:
-        return self.live + self.queued_prompts + self.expected_output
+        return self.live + self.queued_prompts + self.expected_output + self.recent
 
 
 def capacity_tokens(state: WorkerState) -> int:
@@ -73,11 +75,12 @@ def _expected_output(state: WorkerState, mean_output_tokens: int | None) -> int:
     return share if mean_output_tokens is None else min(share, state.requests.waiting * mean_output_tokens)
 
 
-def add_up(states: list[WorkerState], mean_output_tokens: int | None) -> Load:
-    """The load of a fleet of at least one worker."""
+def add_up(states: list[WorkerState], mean_output_tokens: int | None, recent_tokens: int = 0) -> Load:
+    """The load of a fleet of at least one worker; recent_tokens as `Load.recent`, of one request."""
     return Load(
         live=sum(state.kv.live_tokens for state in states),
         queued_prompts=sum(state.requests.queued_prompt_tokens for state in states),
         expected_output=sum(_expected_output(state, mean_output_tokens) for state in states),
         capacity_per_replica=max(1, sum(capacity_tokens(state) for state in states) // len(states)),
+        recent=sum(state.requests.running + state.requests.waiting for state in states) * recent_tokens,
     )

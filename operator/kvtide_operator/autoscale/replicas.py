@@ -46,8 +46,12 @@ def decide_replicas(
     below_since: float | None,
     mean_output_tokens: int | None,
     now: float,
+    recent_tokens: int = 0,
 ) -> Decision:
-    """Decides for a fleet of `current` replicas, of which `workers` are ready; those still coming are in `current`."""
+    """Decides for a fleet of `current` replicas, of which `workers` are ready; those still coming are in `current`.
+
+    mean_output_tokens, recent_tokens: as `add_up` takes them
+    """
     bounded = policy.clamp(current)
     if bounded != current:
         return _back_into_bounds(workers, current, bounded)
@@ -60,7 +64,8 @@ def decide_replicas(
         if blind:
             message = f"holding {current} replicas: no fresh numbers from {', '.join(sorted(blind))}"
             return Decision(current, current, reason, message, ready=len(workers), held=True)
-    load = add_up([worker.state for worker in workers if worker.state is not None], mean_output_tokens)
+    states = [worker.state for worker in workers if worker.state is not None]
+    load = add_up(states, mean_output_tokens, recent_tokens)
     return _weigh(load, current, len(workers), policy, below_since, now)
 
 

@@ -53,7 +53,8 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     live_replicas = live["spec"].get("replicas", 1) if live is not None and ours else None
     in_force = _in_force(planning, live if ours else None)
 
-    scaling = scale(observed, live_replicas, now)
+    plan = in_force.plan if in_force else None
+    scaling = scale(observed, plan, live_replicas, now)
     limits = limit_batches(observed, now)
     wanted = _children(observed, surroundings, planning, in_force, scaling.replicas)
     taken = _taken(observed, [*wanted, *planning.create])
@@ -62,7 +63,6 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     desired = scaling.replicas if in_force else 0
     force = count(observed.workers, desired, in_force.intent if in_force else None)
     troubles = taken + _troubles(observed, live if ours else None) + force.troubles
-    plan = in_force.plan if in_force else None
     measured = measured_memory(observed, in_force.intent) if in_force else {}
     verdicts = [
         judge.planned(planning),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvtide_operator.api.conditions import Reason
+from kvtide_operator.api.plan import Plan
 from kvtide_operator.api.spec import AutoscalingMode
 from kvtide_operator.api.status import AutoscalingStatus, ScalingDecision
 from kvtide_operator.autoscale.fleet import Worker
@@ -33,8 +34,8 @@ class Scaling:
     news: ScalingDecision | None
 
 
-def scale(observed: Observed, current: int | None, now: float) -> Scaling:
-    """Decides for a Deployment of `current` replicas, None where there is no Deployment yet."""
+def scale(observed: Observed, plan: Plan | None, current: int | None, now: float) -> Scaling:
+    """Decides for a Deployment of `current` replicas, None where there is no Deployment yet; plan: what it runs."""
     spec = observed.resource.spec
     mode, policy = spec.autoscaling.mode, ScalingPolicy.of(spec.autoscaling)
     active = mode is AutoscalingMode.ACTIVE
@@ -48,6 +49,7 @@ def scale(observed: Observed, current: int | None, now: float) -> Scaling:
         _below_since(previous, now),
         workload_of(spec).expected_output_tokens,
         now,
+        (plan.kv.recent_blocks or 0) * plan.kv.block_size_tokens if plan else 0,
     )
     if mode is AutoscalingMode.OFF:
         return Scaling(before, decision, _off(decision, before, previous), None)
@@ -113,6 +115,7 @@ def _news(decision: Decision, active: bool, previous: AutoscalingStatus, now: fl
         live_tokens=load.live if load else None,
         queued_prompt_tokens=load.queued_prompts if load else None,
         expected_output_tokens=load.expected_output if load else None,
+        recent_tokens=load.recent if load else None,
         ready_replicas=decision.ready,
         applied=active,
     )

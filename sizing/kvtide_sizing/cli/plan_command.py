@@ -6,20 +6,22 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from kvtide_sizing.cli.exit import fail
 from kvtide_sizing.devices.device import device_named
-from kvtide_sizing.errors import DoesNotFit, SizingError
+from kvtide_sizing.errors import DoesNotFit, InvalidModel, SizingError
 from kvtide_sizing.formats import Precision
 from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.models.inspect import resolve_model
+from kvtide_sizing.models.sensitivity import with_measurement
 from kvtide_sizing.plan import Plan, Policy, Profile, Workload, plan
 from kvtide_sizing.plan.explain import explain as explanation_of
 from kvtide_sizing.plan.ladder import Rung, ladder
 from kvtide_sizing.quantity import parse_quantity
+from kvtide_sizing.shape import ModelShape
 
 DOES_NOT_FIT_STATUS = 2
 
@@ -83,6 +85,12 @@ class _KvHeads(click.ParamType[str | int]):
     metavar="PERCENT",
     help="What Auto may cost in perplexity.",
 )
+@click.option(
+    "--sensitivity",
+    type=click.File(encoding="utf-8"),
+    metavar="FILE",
+    help="What `kvtide quality MODEL --sensitivity FILE` measured; Mixed is chosen by it.",
+)
 @click.option("--block-size", type=int, help="Tokens of a KV block. Default: chosen.")
 @click.option(
     "--kv-heads",
@@ -122,6 +130,7 @@ def plan_command(
     concurrency: int | None,
     precision: str,
     max_quality_loss: float,
+    sensitivity: TextIO | None,
     block_size: int | None,
     kv_heads: str | int,
     variants: tuple[int, ...],
@@ -141,7 +150,7 @@ def plan_command(
     try:
         measured = None if overhead is None else parse_quantity(overhead)
         on = replace(device_named(device), count=count, measured_overhead_bytes=measured)
-        shape = resolve_model(model)
+        shape = _measured(resolve_model(model), sensitivity)
         workload = Workload(Profile(profile), context, mean_prompt, mean_output, concurrency)
         policy = Policy(precision, block_size, kv_heads, variants, max_quality_loss, weights)
         result = plan(shape, on, workload, policy)
@@ -152,6 +161,15 @@ def plan_command(
             _print_data({"error": _error(error)}, output)
         fail(error, DOES_NOT_FIT_STATUS if isinstance(error, DoesNotFit) else 1)
     _print(result, rungs, lines, output)
+
+
+def _measured(shape: ModelShape, sensitivity: TextIO | None) -> ModelShape:
+    if sensitivity is None:
+        return shape
+    try:
+        return with_measurement(shape, json.load(sensitivity))
+    except ValueError as error:
+        raise InvalidModel(f"{sensitivity.name} cannot be read as JSON: {error}") from error
 
 
 def _print(result: Plan, rungs: Sequence[Rung], explanation: Sequence[str], output: str) -> None:

@@ -140,7 +140,7 @@ def budget(
         activations_bytes=0,
         tables_bytes=0,
         overhead_bytes=overhead_bytes(local, device),
-        load_bytes=load_bytes(local, device),
+        load_bytes=load_bytes(local, device, key_bases=bases > 0),
         layout=layout,
     )
     return taken.at_context(local, device.kind, context_tokens, batch)

@@ -1,4 +1,4 @@
-"""What the bases take that keys of few bits are stored in."""
+"""What the bases take that keys of few bits are stored in, and what fitting them to a model takes while it loads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from kvtide_sizing.formats import LayerFormat
 from kvtide_sizing.shape import ModelShape
 
-_FLOAT32 = 4
+# Tokens of a text that bases are fitted to. Queries and keys of 64 to 256 elements show their directions in as many.
+CALIBRATION_TOKENS = 1024
+
+_BF16, _FLOAT32, _FLOAT64 = 2, 4, 8
 
 
 def key_bases_bytes(shape: ModelShape, formats: Sequence[LayerFormat]) -> int:
@@ -22,3 +25,21 @@ def key_bases_bytes(shape: ModelShape, formats: Sequence[LayerFormat]) -> int:
 def head_basis_bytes(head_dim: int) -> int:
     """Of one KV head, in float32: a matrix for its keys, one for its queries, and the keys' centre."""
     return (2 * head_dim**2 + head_dim) * _FLOAT32
+
+
+def calibration_bytes(shape: ModelShape) -> int:
+    """Peak bytes of fitting them, from above; the pool is not there yet.
+
+    The model reads the text in one step. Of one query head there are the scores, the probabilities and how much each
+    matters, three of float64 and two of those of the head before, and which of them are masked, as int64 and bool.
+    """
+    tokens = CALIBRATION_TOKENS
+    layer = max(shape.layer_kinds, key=lambda layer: layer.kv_heads * layer.head_dim)
+    group = shape.query_heads // layer.kv_heads
+    query, kept = shape.query_heads * layer.head_dim, layer.elements_per_token
+    # queries and keys of a KV head in float64
+    fitting = tokens**2 * (4 * _FLOAT64 + _FLOAT64 + 1) + tokens * (group + 1) * layer.head_dim * _FLOAT64
+    # heads before and after the rotation
+    attending = tokens * 2 * (query + kept) * _BF16
+    mlp = tokens * shape.intermediate_size * 4 * _BF16
+    return max(fitting + attending, mlp) + tokens * shape.hidden_size * 2 * _BF16

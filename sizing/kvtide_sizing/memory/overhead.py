@@ -7,11 +7,13 @@ measures takes their place.
 from __future__ import annotations
 
 from kvtide_sizing.devices.device import Device, DeviceKind
+from kvtide_sizing.memory.key_bases import calibration_bytes
 from kvtide_sizing.quantity import MIB
 from kvtide_sizing.shape import ModelShape
 
 # The engine's private memory beside weights and pool: 320 MiB at rest (torch's CUDA build imported, its CPU kernels
-# used), 364 MiB under load, a step's tensors and oneDNN's generated code among them.
+# used), 364 MiB under load, a step's tensors and oneDNN's generated code among them. Attention's kernels keep less than
+# 1 MiB for each thread.
 CPU_ENGINE_BYTES = 400 * MIB
 # The API server without its tokenizer has 59 MiB, 62 under load, and its helper process 6; the rest is for connections.
 CPU_SERVER_BYTES = 96 * MIB
@@ -37,11 +39,12 @@ def overhead_bytes(shape: ModelShape, device: Device) -> int:
     return CPU_ENGINE_BYTES + CPU_SERVER_BYTES + shape.vocab_size * CPU_SERVER_BYTES_PER_VOCAB_ENTRY
 
 
-def load_bytes(shape: ModelShape, device: Device) -> int:
+def load_bytes(shape: ModelShape, device: Device, *, key_bases: bool = False) -> int:
     """Bytes that loading takes beside weights and overhead at its peak; the pool is not there yet.
 
-    None of a GPU: weights are dequantised in the host's memory.
+    Of a GPU what fitting the keys' bases takes, where there are any: weights are dequantised in the host's memory.
     """
+    fitting = calibration_bytes(shape) if key_bases else 0
     if device.kind is DeviceKind.GPU:
-        return 0
-    return CPU_LOAD_CHUNK_BYTES + shape.vocab_size * CPU_SERVER_LOAD_BYTES_PER_VOCAB_ENTRY
+        return fitting
+    return max(CPU_LOAD_CHUNK_BYTES, fitting) + shape.vocab_size * CPU_SERVER_LOAD_BYTES_PER_VOCAB_ENTRY

@@ -85,8 +85,8 @@ def _pool(plan: Plan, case: Case) -> Iterator[str]:
     planned = case.budget(plan.max_context_tokens).activations_bytes
     yield (
         f"blocks: ({memory.device_bytes:,} device − {memory.weights_bytes:,} {of_weights} − "
-        f"{planned:,} activations of {case.batch_cap} rows − {memory.overhead_bytes:,} overhead − {least:,} reserve) ÷ {kv.bytes_per_block:,} "
-        f"= {kv.num_blocks:,}, rounded down; the rest is the reserve's"
+        f"{planned:,} activations of {case.batch_cap} rows − {memory.overhead_bytes:,} overhead − {least:,} reserve) ÷ "
+        f"{kv.bytes_per_block:,} = {kv.num_blocks:,}, rounded down; the rest is the reserve's"
     )
     yield f"capacity: {kv.num_blocks:,} · {kv.block_size_tokens} = {kv.capacity_tokens:,} tokens"
 

@@ -153,6 +153,7 @@ def _kv(case: Case, context_tokens: int) -> KvPlan:
         block_tables=len(taken.layout.tables),
         tables_bytes=taken.tables_bytes,
         layers=tuple(_layer_runs([(each.key.name, each.value.name) for each in case.formats])),
+        recent_blocks=taken.layout.recent_blocks,
     )
 
 

@@ -25,6 +25,7 @@ class KvPlan:
     bytes_per_block:  block_size_tokens · bytes_per_token; more where tables of different widths share a pool
     block_tables:     of a sequence; more than one where layers have windows
     tables_bytes:     of a full batch of the longest sequences; counted among the activations
+    recent_blocks:    of all layers, that each sequence takes beside its tokens' for the last ones in BF16
     """
 
     precision: str
@@ -35,6 +36,7 @@ class KvPlan:
     block_tables: int
     tables_bytes: int
     layers: tuple[LayerRun, ...]
+    recent_blocks: int = 0
 
     @property
     def capacity_tokens(self) -> int:
@@ -58,6 +60,7 @@ class KvPlan:
             "poolBytes": self.pool_bytes,
             "blockTables": self.block_tables,
             "blockTablesBytes": self.tables_bytes,
+            "recentBlocks": self.recent_blocks,
             "layers": [{"layers": run.layers, "key": run.key, "value": run.value} for run in self.layers],
         }
 
@@ -75,6 +78,7 @@ class KvPlan:
             layers=tuple(
                 LayerRun(str(run["layers"]), str(run["key"]), str(run["value"])) for run in data.get("layers", ())
             ),
+            recent_blocks=int(data.get("recentBlocks", 0)),
         )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-# So many tokens of it are read. Queries and keys of 64 to 256 elements show their directions in as many.
-CALIBRATION_TOKENS = 1024
+from kvtide_sizing.memory.key_bases import CALIBRATION_TOKENS
+
+__all__ = ["CALIBRATION_TOKENS", "calibration_text"]
 
 
 def calibration_text() -> str:
