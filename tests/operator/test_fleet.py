@@ -23,6 +23,12 @@ def test_demand(make_state: Callable[..., WorkerState], state: dict[str, int], m
     assert add_up([make_state(**state)], mean_output).demand == demand
 
 
+def test_recent_tokens_of_all_requests_are_demand(make_state: Callable[..., WorkerState]) -> None:
+    """2 blocks of 64 for each of 10: an INT4 pool of short sequences is full of these before it is of their tokens."""
+    load = add_up([make_state(live=700, running=6), make_state(running=3, waiting=1)], None, recent_tokens=2 * 64)
+    assert (load.recent, load.demand) == (10 * 128, 700 + 1280)
+
+
 @pytest.mark.parametrize(
     ("state", "capacity"),
     [

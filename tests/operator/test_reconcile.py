@@ -77,12 +77,29 @@ def test_a_changed_intent_makes_a_new_template_and_keeps_the_plan_that_pods_run(
     assert made["Deployment"]["spec"]["template"]["metadata"]["labels"]["serving.kvtide.dev/intent"] == new
 
 
+@pytest.mark.parametrize(
+    ("precision", "demand"),
+    # 32 tokens of 2 · 64 bytes of each side's head, where a block of 64 has 64 · 36: 2 blocks for each of 3 sequences
+    [("INT8", 700), ("INT4", 700 + 3 * 2 * 64)],
+)
+def test_what_recent_tokens_take_is_demand(
+    make_resource: Make, make_pod: MakePod, make_state: MakeState, observe: See,
+    surroundings: Surroundings, now: float, precision: str, demand: int,
+) -> None:  # fmt: skip
+    resource = make_resource(kvCache={"precision": precision})
+    children = list(reconcile(observe(resource), surroundings, now).apply)
+    pods, states = [make_pod(intent=intent_hash(resource))], {"chat-a": make_state(live=700, running=3)}
+    status = reconcile(observe(resource, children=children, pods=pods, states=states), surroundings, now).status
+    assert status.autoscaling is not None
+    assert status.autoscaling.demand_tokens == demand
+
+
 def test_an_edit_that_cannot_be_planned_stops_nothing(
     make_resource: Make, make_pod: MakePod, make_state: MakeState, observe: See,
     surroundings: Surroundings, now: float, first: list[Json],
 ) -> None:  # fmt: skip
     old = intent_hash(make_resource())
-    broken = make_resource(kvCache={"precision": "INT8"}, autoscaling={"minReplicas": 2})
+    broken = make_resource(kvCache={"prefixCaching": True}, autoscaling={"minReplicas": 2})
     seen = observe(broken, children=first, pods=[make_pod(intent=old)], states={"chat-a": make_state()})
     actions = reconcile(seen, surroundings, now)
     assert condition(actions.status, ConditionType.PLANNED) == ("False", "NotSupported")

@@ -35,6 +35,7 @@ def plan(alternatives: list[tuple[str, int, bool]], warnings: list[str] | None =
     [
         # an INT8 head of 128 takes 130 bytes where BF16 takes 256: nearly two times the sequences
         (
+            # a release that served BF16 alone
             [("blockSizeTokens 16", 4, True), ("precision K8V4", 8, False), ("precision INT8", 6, False)],
             "BF16 holds 3 sequences of 8192 tokens on this device, INT8 would hold 6 (not served by this release yet)",
         ),

@@ -46,7 +46,7 @@ def plan_config_map(uid: str, data: Json) -> Json:
     ("spec", "reason", "words"),
     [
         ({"device": {"kind": "GPU", "memory": "24Gi"}}, "DoesNotFit", "but the device has 24.0 GiB"),
-        ({"kvCache": {"precision": "INT8"}}, "NotSupported", "kvCache.precision INT8"),
+        ({"attention": {"kvHeads": 8}}, "NotSupported", "attention.kvHeads 8"),
         ({"kvCache": {"prefixCaching": True}}, "NotSupported", "kvCache.prefixCaching"),
         ({"device": {"memory": "80Gi", "count": 2}}, "NotSupported", "device.count 2"),
         # what Llama 2 was trained for
@@ -64,8 +64,8 @@ def test_what_is_refused(make_review: Review, spec: Json, reason: str, words: st
 def test_what_is_admitted_says_what_it_will_hold(make_review: Review) -> None:
     found = answer(make_review(workload={"maxContextTokens": 4096}))
     assert found.allowed
-    said = re.match(
-        r"BF16 holds (\d+) sequences of 4096 tokens on this device, INT8 would hold (\d+) ", found.warnings[0]
+    said = re.fullmatch(
+        r"BF16 holds (\d+) sequences of 4096 tokens on this device, INT8 would hold (\d+)", found.warnings[0]
     )
     assert said
     bf16, int8 = map(int, said.groups())
