@@ -10,9 +10,10 @@ import torch
 from kvtide_kernels.attention import SequenceSpan
 from kvtide_kernels.key_basis import KeyBasis
 from kvtide_kernels.pool import KVPool
+from kvtide_kernels.triton.items import Grid
 from kvtide_kernels.triton.layer import KernelLayer, Scoring
-from kvtide_kernels.triton.plan import Grid, plan_tables
-from kvtide_kernels.triton.served import check_device, check_served
+from kvtide_kernels.triton.plan import plans_in, table_arrays, to_host
+from kvtide_kernels.triton.served import check_served
 from kvtide_kernels.triton.step import Parts, TritonAttentionStep
 
 # Programs of the decode kernel that a multiprocessor holds at once: what its registers and shared memory allow.
@@ -45,9 +46,7 @@ class TritonAttention:
         programs: int | None = None,
     ) -> None:
         device = pool.storage.device
-        for side in {side for layer in pool.layers for side in (layer.format.key, layer.format.value)}:
-            check_served(side, pool.head_dim, pool.layout.block_size)
-        check_device(device)
+        check_served([layer.format for layer in pool.layers], pool.head_dim, pool.layout.block_size, device)
         if query_heads % pool.kv_heads:
             raise ValueError(f"{query_heads} query heads are no multiple of {pool.kv_heads} KV heads")
         self.pool, self.query_heads, self.group = pool, query_heads, query_heads // pool.kv_heads
@@ -75,10 +74,11 @@ class TritonAttention:
 
     def plan(self, spans: Sequence[SequenceSpan]) -> TritonAttentionStep:
         """As `PagedAttention.plan`."""
-        device = self.pool.storage.device
-        tables = plan_tables(spans, self.pool.layout, self.grid, device)
-        items = max((len(table.decodes) for table in tables if table.parts is not None), default=0)
-        return TritonAttentionStep(self, tables, Parts.empty(items * self.query_heads, self.pool.head_dim, device))
+        layout, device = self.pool.layout, self.pool.storage.device
+        arrays = [table_arrays(spans, number, layout, self.grid) for number in range(len(layout.tables))]
+        plans = plans_in(to_host(arrays, device).to(device, non_blocking=True), arrays)
+        items = max(len(plan.decodes) if len(plan.parts) else 0 for plan in plans)
+        return TritonAttentionStep(self, plans, Parts.empty(items * self.query_heads, self.pool.head_dim, device))
 
 
 def arithmetic(device: torch.device) -> str:

@@ -3,17 +3,20 @@
 import triton
 import triton.language as tl
 
+from kvtide_kernels.triton.recent import add_recent
 from kvtide_kernels.triton.rotate import hadamard
 from kvtide_kernels.triton.softmax import logits, normalise, weigh
-from kvtide_kernels.triton.tiles import add_values, block_ids, key_scores, load_query, whole_values
+from kvtide_kernels.triton.tiles import add_values, block_ids, key_scores, load_query, operand, whole_values
 
 
 @triton.jit(do_not_specialize=["table_stride"])
 def decode_kernel(
     query,
+    packed_query,
     key_arena,
     value_arena,
     tables,
+    recent_tables,
     items,
     sinks,
     out,
@@ -21,6 +24,7 @@ def decode_kernel(
     part_tops,
     part_totals,
     query_stride,
+    packed_stride,
     table_stride,
     scale,
     cap,
@@ -36,6 +40,9 @@ def decode_kernel(
     VALUE_BITS: tl.constexpr,
     VALUE_HEAD_STRIDE: tl.constexpr,
     VALUE_RUN: tl.constexpr,
+    RECENT: tl.constexpr,
+    RECENT_ROWS: tl.constexpr,
+    RECENT_BLOCKS: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -43,24 +50,31 @@ def decode_kernel(
 ):
     """A program takes one item and M query heads of one KV head; grid (KV_HEADS * ceil(GROUP / M), items).
 
-    items [items, 4] int32: row in query and out, row in tables, first token, end. Tokens count from where the row's
-    blocks begin. An item of no tokens is padding. SPLIT: sums go to part_* [items, KV_HEADS * GROUP, ...] for
-    `reduce_kernel`, else the result to out [tokens, KV_HEADS * GROUP, DIM].
+    items [items, 6] int32: row in the batch, row in tables, first token, end, the sequence's first recent token, its
+    end. Tokens count from where the row's blocks begin. An item of no tokens is padding. RECENT: recent tokens are not
+    read packed; the item that ends its sequence takes them in bfloat16, and meets them with query, which is not
+    rotated. SPLIT: sums go to part_* [items, KV_HEADS * GROUP, ...] for `reduce_kernel`, rotated where values are, else
+    the result to out [tokens, KV_HEADS * GROUP, DIM].
     """
     HEAD_TILES: tl.constexpr = (GROUP + M - 1) // M
     kv_head = tl.program_id(0) // HEAD_TILES
     item = tl.program_id(1)
-    token = tl.load(items + item * 4)
-    table = tables + tl.load(items + item * 4 + 1).to(tl.int64) * table_stride
-    start = tl.load(items + item * 4 + 2)
-    end = tl.load(items + item * 4 + 3)
+    token = tl.load(items + item * 6)
+    row_in_tables = tl.load(items + item * 6 + 1)
+    table = tables + row_in_tables.to(tl.int64) * table_stride
+    start = tl.load(items + item * 6 + 2)
+    end = tl.load(items + item * 6 + 3)
     if start >= end:
         return
+    packed_end = end
+    if RECENT > 0:
+        recent = tl.load(items + item * 6 + 4)
+        packed_end = tl.minimum(end, recent)
 
     in_group = (tl.program_id(0) % HEAD_TILES) * M + tl.arange(0, M)
     mask = in_group < GROUP
     head = kv_head * GROUP + in_group
-    rows = query + token.to(tl.int64) * query_stride + head * DIM
+    rows = packed_query + token.to(tl.int64) * packed_stride + head * DIM
     q0, q1, q2, q3, query_sum = load_query(rows, mask, DIM, WIDTH, KEY_BITS, MATH)
 
     top = tl.full([M], float("-inf"), tl.float32)
@@ -69,12 +83,12 @@ def decode_kernel(
     shift = tl.zeros([M, TILE], tl.float32)
     v0 = tl.zeros([M, WIDTH * VALUE_BITS // 16], tl.float32)
     v1, v2, v3 = v0, v0, v0
-    for at in tl.range(start // TILE * TILE, end, TILE):
+    for at in tl.range(start // TILE * TILE, packed_end, TILE):
         tokens = at + tl.arange(0, TILE)
-        seen = (tokens >= start) & (tokens < end)
+        seen = (tokens >= start) & (tokens < packed_end)
         pairs = at + 2 * tl.arange(0, TILE // 2)
-        blocks = block_ids(table, at, tokens, end, BLOCK, TILE) * KV_HEADS + kv_head
-        pair_blocks = block_ids(table, at, pairs, end, BLOCK, TILE) * KV_HEADS + kv_head
+        blocks = block_ids(table, at, tokens, packed_end, BLOCK, TILE) * KV_HEADS + kv_head
+        pair_blocks = block_ids(table, at, pairs, packed_end, BLOCK, TILE) * KV_HEADS + kv_head
         row = tokens % BLOCK
         pair_row = pairs % BLOCK // 2
         scores = key_scores(
@@ -121,6 +135,41 @@ def decode_kernel(
     values = whole_values(v0, v1, v2, v3, tl.sum(shift, 1), M, WIDTH, VALUE_BITS)
     columns = tl.arange(0, WIDTH)
     inside = mask[:, None] & (columns < DIM)[None, :]
+    if VALUE_RUN > 0 and not SPLIT:
+        values = hadamard(values, M, WIDTH, VALUE_RUN)
+    if RECENT > 0 and end == tl.load(items + item * 6 + 5):
+        if VALUE_RUN > 0 and SPLIT:
+            values = hadamard(values, M, WIDTH, VALUE_RUN)
+        rows = query + token.to(tl.int64) * query_stride + head * DIM
+        plain = operand(tl.load(rows[:, None] + columns[None, :], mask=inside, other=0.0), 16, MATH)
+        tokens = end - RECENT + tl.arange(0, RECENT)
+        there = tokens >= recent
+        top, total, values = add_recent(
+            plain,
+            key_arena,
+            value_arena,
+            recent_tables + row_in_tables * RECENT_BLOCKS,
+            tokens,
+            kv_head,
+            there,
+            there[None, :],
+            top,
+            total,
+            values,
+            scale,
+            cap,
+            KV_HEADS,
+            DIM,
+            WIDTH,
+            KEY_HEAD_STRIDE,
+            VALUE_HEAD_STRIDE,
+            RECENT,
+            RECENT_ROWS,
+            CAPPED,
+            MATH,
+        )
+        if VALUE_RUN > 0 and SPLIT:
+            values = hadamard(values, M, WIDTH, VALUE_RUN)
     if SPLIT:
         part = item.to(tl.int64) * (KV_HEADS * GROUP) + head
         tl.store(part_values + part[:, None] * DIM + columns[None, :], values, mask=inside)
@@ -128,8 +177,6 @@ def decode_kernel(
         tl.store(part_totals + part, total, mask=mask)
     else:
         values = normalise(values, top, total, sinks + head, mask, SINKS)
-        if VALUE_RUN > 0:
-            values = hadamard(values, M, WIDTH, VALUE_RUN)
         to = out + (token.to(tl.int64) * (KV_HEADS * GROUP) + head) * DIM
         tl.store(to[:, None] + columns[None, :], values.to(out.dtype.element_ty), mask=inside)
 

@@ -30,6 +30,7 @@ class KernelLayer:
     """One layer of a pool, made once: nothing of it is worked out again in a step.
 
     sinks:      float32 [query_heads], a logit each that joins the softmax's sum only
+    recent:     tokens that it keeps in BF16; 0 for none
     sides:      constants of every kernel that reads or writes the arenas
     constants:  of those that attend, these included
     """
@@ -39,6 +40,7 @@ class KernelLayer:
     table: int
     sinks: torch.Tensor | None
     basis: KeyBasis | None
+    recent: int
     decode: Launch
     prefill: PrefillLaunch
     sides: dict[str, Any]
@@ -60,6 +62,7 @@ class KernelLayer:
         stored, block_size = pool.layers[layer], pool.layout.block_size
         key = Arena(stored.format.key, pool.head_dim, block_size, stored.key)
         value = Arena(stored.format.value, pool.head_dim, block_size, stored.value)
+        recent = pool.layout.recent if stored.format.keeps_recent else 0
         sides = {
             "KV_HEADS": pool.kv_heads,
             "DIM": pool.head_dim,
@@ -70,9 +73,12 @@ class KernelLayer:
             "VALUE_BITS": value.format.bits,
             "VALUE_HEAD_STRIDE": value.head_stride,
             "VALUE_RUN": value.rotation,
+            "RECENT": recent,
+            "RECENT_ROWS": pool.layout.recent_per_block,
         }
         attends = {
             "GROUP": group,
+            "RECENT_BLOCKS": pool.layout.recent_blocks,
             "CAPPED": scoring.soft_cap is not None,
             "SINKS": sinks is not None,
             "MATH": scoring.math,
@@ -83,6 +89,7 @@ class KernelLayer:
             stored.table,
             sinks,
             basis,
+            recent,
             decode_launch(stored.format, pool.head_dim),
             prefill_launch(group, stored.format, pool.head_dim, hopper=hopper),
             sides,

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from kvtide_kernels.triton.recent import add_plain, add_recent
 from kvtide_kernels.triton.rotate import hadamard
 from kvtide_kernels.triton.softmax import logits, normalise, weigh
 from kvtide_kernels.triton.tiles import add_values, block_ids, key_scores, load_query, operand, whole_values
@@ -11,17 +12,18 @@ from kvtide_kernels.triton.tiles import add_values, block_ids, key_scores, load_
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def prefill_kernel(
     query,
-    rotated_query,
+    packed_query,
     key,
     value,
     key_arena,
     value_arena,
     tables,
+    recent_tables,
     items,
     sinks,
     out,
     query_stride,
-    rotated_stride,
+    packed_stride,
     key_stride,
     value_stride,
     table_stride,
@@ -41,6 +43,9 @@ def prefill_kernel(
     VALUE_BITS: tl.constexpr,
     VALUE_HEAD_STRIDE: tl.constexpr,
     VALUE_RUN: tl.constexpr,
+    RECENT: tl.constexpr,
+    RECENT_ROWS: tl.constexpr,
+    RECENT_BLOCKS: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
@@ -49,25 +54,31 @@ def prefill_kernel(
     """A program takes M // HEADS tokens of one item with HEADS query heads each, of one KV head.
 
         rows       token 0: head 0, 1, ..., HEADS - 1;  token 1: ...
-        keys       the past, packed, by way of the table   |   the chunk's own, bfloat16, causal
+        keys       the past, packed, by way of the table   |   its recent tokens   |   the chunk's own, causal
 
-    The past comes first: its sum is in the rotated basis where values are rotated, and is turned back before the new
-    values are added to it. Packed keys meet rotated_query (which is query where keys are not rotated).
+    The past comes first: its sum is in the rotated basis where values are rotated, and is turned back before values in
+    bfloat16 are added to it: those of recent tokens, where RECENT says that the layer keeps them, and the new ones.
+    Packed keys meet packed_query (which is query where keys are not rotated).
 
-    items [items, 5] int32: the chunk's first row in query, key, value and out; row in tables; past tokens, counted
-    from where the row's blocks begin; new tokens; the first of them that this item takes. An item whose first is not
-    below its new tokens is padding. Grid (KV_HEADS * ceil(GROUP / HEADS), items).
+    items [items, 6] int32: the chunk's first row in query, key, value and out; row in tables; past tokens, counted
+    from where the row's blocks begin; new tokens; the first of them that this item takes; the past's first recent
+    token. An item whose first is not below its new tokens is padding. Grid (KV_HEADS * ceil(GROUP / HEADS), items).
     """
     HEAD_TILES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(0) // HEAD_TILES
-    item = items + tl.program_id(1) * 5
+    item = items + tl.program_id(1) * 6
     chunk = tl.load(item).to(tl.int64)
-    table = tables + tl.load(item + 1).to(tl.int64) * table_stride
+    row_in_tables = tl.load(item + 1)
+    table = tables + row_in_tables.to(tl.int64) * table_stride
     past = tl.load(item + 2)
     new = tl.load(item + 3)
     begin = tl.load(item + 4)
     if begin >= new:
         return
+    packed_end = past
+    if RECENT > 0:
+        recent = tl.load(item + 5)
+        packed_end = tl.minimum(past, recent)
 
     of_tile = tl.arange(0, M)
     in_group = (tl.program_id(0) % HEAD_TILES) * HEADS + of_tile % HEADS
@@ -77,7 +88,7 @@ def prefill_kernel(
     token = chunk + mine
     end = tl.minimum(begin + M // HEADS, new)
 
-    rows = rotated_query + token * rotated_stride + head * DIM
+    rows = packed_query + token * packed_stride + head * DIM
     q0, q1, q2, q3, query_sum = load_query(rows, mask, DIM, WIDTH, KEY_BITS, MATH)
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
@@ -88,15 +99,15 @@ def prefill_kernel(
     start = 0
     if WINDOWED:
         start = tl.maximum(0, past + begin + 1 - window) // TILE * TILE
-    for at in tl.range(start, past, TILE):
+    for at in tl.range(start, packed_end, TILE):
         tokens = at + tl.arange(0, TILE)
-        seen = tokens < past
+        seen = tokens < packed_end
         if WINDOWED:
             # What is behind the window of all rows may be given back, and hold anything.
             seen = seen & (tokens > past + begin - window)
         pairs = at + 2 * tl.arange(0, TILE // 2)
-        blocks = block_ids(table, at, tokens, past, BLOCK, TILE) * KV_HEADS + kv_head
-        pair_blocks = block_ids(table, at, pairs, past, BLOCK, TILE) * KV_HEADS + kv_head
+        blocks = block_ids(table, at, tokens, packed_end, BLOCK, TILE) * KV_HEADS + kv_head
+        pair_blocks = block_ids(table, at, pairs, packed_end, BLOCK, TILE) * KV_HEADS + kv_head
         row = tokens % BLOCK
         pair_row = pairs % BLOCK // 2
         scores = key_scores(
@@ -151,24 +162,61 @@ def prefill_kernel(
     inside = (columns < DIM)[None, :]
     rows = query + token * query_stride + head * DIM
     plain = operand(tl.load(rows[:, None] + columns[None, :], mask=mask[:, None] & inside, other=0.0), 16, MATH)
+    if RECENT > 0 and packed_end < past:
+        tokens = past - RECENT + tl.arange(0, RECENT)
+        there = tokens >= recent
+        looks = there[None, :]
+        if WINDOWED:
+            looks = looks & (tokens[None, :] > (past + mine - window)[:, None])
+        top, total, values = add_recent(
+            plain,
+            key_arena,
+            value_arena,
+            recent_tables + row_in_tables * RECENT_BLOCKS,
+            tokens,
+            kv_head,
+            there,
+            looks,
+            top,
+            total,
+            values,
+            scale,
+            cap,
+            KV_HEADS,
+            DIM,
+            WIDTH,
+            KEY_HEAD_STRIDE,
+            VALUE_HEAD_STRIDE,
+            RECENT,
+            RECENT_ROWS,
+            CAPPED,
+            MATH,
+        )
+
     start = 0
     if WINDOWED:
         start = tl.maximum(0, begin + 1 - window) // TILE * TILE
     for at in tl.range(start, end, TILE):
         tokens = at + tl.arange(0, TILE)
-        there = (tokens < end)[:, None] & inside
-        keys = key + (chunk + tokens) * key_stride + kv_head * DIM
-        fresh = tl.load(keys[:, None] + columns[None, :], mask=there, other=0.0)
-        scores = tl.dot(plain, tl.trans(operand(fresh, 16, MATH)))
         looks = tokens[None, :] <= mine[:, None]
         if WINDOWED:
             looks = looks & (tokens[None, :] > (mine - window)[:, None])
-        x = tl.where(looks, logits(scores, scale, cap, CAPPED), float("-inf"))
-        weights, top, shrink = weigh(x, top)
-        total = total * shrink + tl.sum(weights, 1)
-        held = value + (chunk + tokens) * value_stride + kv_head * DIM
-        fresh = tl.load(held[:, None] + columns[None, :], mask=there, other=0.0)
-        values = tl.dot(operand(weights, 16, MATH), operand(fresh, 16, MATH), values * shrink[:, None])
+        top, total, values = add_plain(
+            plain,
+            key + (chunk + tokens) * key_stride + kv_head * DIM,
+            value + (chunk + tokens) * value_stride + kv_head * DIM,
+            tokens < end,
+            looks,
+            top,
+            total,
+            values,
+            scale,
+            cap,
+            DIM,
+            WIDTH,
+            CAPPED,
+            MATH,
+        )
 
     values = normalise(values, top, total, sinks + head, mask, SINKS)
     to = out + (token * (KV_HEADS * GROUP) + head) * DIM

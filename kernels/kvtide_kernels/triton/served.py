@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import triton
 
-from kvtide_sizing.formats import BF16, INT4, INT8, VectorFormat
+from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
 
 SERVED_FORMATS = (BF16, INT8, INT4)
 SERVED_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
@@ -16,10 +18,13 @@ _LEAST_CAPABILITY = (8, 0)
 _SERVED_AMD = ("gfx942",)
 
 
-def check_served(stored: VectorFormat, head_dim: int, block_size: int) -> None:
-    """Raise ValueError, with what is served, for a format, head size or block size (tokens) that no kernel serves."""
+def check_served(formats: Iterable[LayerFormat], head_dim: int, block_size: int, device: torch.device) -> None:
+    """Raise ValueError, with what is served, for a layer's format, head size, block size (tokens) or device that no
+    kernel serves.
+    """
+    sides = {side.name for stored in formats for side in (stored.key, stored.value)}
     served: list[tuple[str, object, tuple[object, ...]]] = [
-        ("format", stored.name, tuple(one.name for one in SERVED_FORMATS)),
+        *(("format", name, tuple(one.name for one in SERVED_FORMATS)) for name in sorted(sides)),
         ("head size", head_dim, SERVED_HEAD_DIMS),
         ("block size", block_size, SERVED_BLOCK_SIZES),
     ]
@@ -28,6 +33,7 @@ def check_served(stored: VectorFormat, head_dim: int, block_size: int) -> None:
             raise ValueError(
                 f"the Triton kernels serve no {what} {asked}; they serve {', '.join(str(one) for one in serves)}"
             )
+    check_device(device)
 
 
 def check_device(device: torch.device) -> None:

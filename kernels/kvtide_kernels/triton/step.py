@@ -1,4 +1,4 @@
-"""A planned step: two to four kernels in each layer."""
+"""A planned step: two to five kernels in each layer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kvtide_kernels.triton.decode import decode_kernel, reduce_kernel
 from kvtide_kernels.triton.layer import KernelLayer
 from kvtide_kernels.triton.plan import TablePlan
 from kvtide_kernels.triton.prefill import prefill_kernel
+from kvtide_kernels.triton.recent import keep_recent_kernel
 from kvtide_kernels.triton.shapes import padded
 from kvtide_kernels.triton.write import write_kernel
 
@@ -85,27 +86,30 @@ class TritonAttentionStep:
     def _decode(self, layer: KernelLayer, plan: TablePlan, written: _Written, out: torch.Tensor) -> None:
         attention, parts, sinks = self.attention, self.parts, out if layer.sinks is None else layer.sinks
         decode_kernel[(attention.grid.heads, len(plan.decodes))](
+            written.query,
             written.packed_query,
             layer.key.storage,
             layer.value.storage,
             plan.tables,
+            plan.recent_tables,
             plan.decodes,
             sinks,
             out,
             parts.values,
             parts.tops,
             parts.totals,
+            written.query.stride(0),
             written.packed_query.stride(0),
             plan.tables.stride(0),
             *self._scales(),
             M=layer.decode.rows,
             TILE=layer.decode.tile,
-            SPLIT=plan.parts is not None,
+            SPLIT=len(plan.parts) > 0,
             num_warps=layer.decode.warps,
             num_stages=layer.decode.stages,
             **layer.constants,
         )
-        if plan.parts is None:
+        if not len(plan.parts):
             return
         reduce_kernel[(attention.query_heads, len(plan.parts))](
             parts.values,
@@ -136,6 +140,7 @@ class TritonAttentionStep:
             layer.key.storage,
             layer.value.storage,
             plan.tables,
+            plan.recent_tables,
             plan.prefills,
             out if layer.sinks is None else layer.sinks,
             out,
@@ -154,6 +159,26 @@ class TritonAttentionStep:
             num_stages=size.launch.stages,
             **layer.constants,
         )
+        if layer.recent:
+            keep_recent_kernel[(attention.pool.kv_heads, len(plan.prefills))](
+                written.key,
+                value,
+                layer.key.storage,
+                layer.value.storage,
+                plan.recent_tables,
+                plan.prefills,
+                written.key.stride(0),
+                value.stride(0),
+                KV_HEADS=attention.pool.kv_heads,
+                DIM=attention.pool.head_dim,
+                WIDTH=padded(attention.pool.head_dim),
+                KEY_HEAD_STRIDE=layer.key.head_stride,
+                VALUE_HEAD_STRIDE=layer.value.head_stride,
+                RECENT=layer.recent,
+                RECENT_ROWS=attention.pool.layout.recent_per_block,
+                RECENT_BLOCKS=attention.pool.layout.recent_blocks,
+                num_warps=4,
+            )
 
     def _write(
         self,
@@ -166,7 +191,7 @@ class TritonAttentionStep:
     ) -> _Written:
         attention, tokens = self.attention, len(query)
         rotated, prefills = layer.key.rotation > 0, len(plan.prefills) > 0
-        turn_query = rotary is not None and (prefills or not rotated)
+        turn_query = rotary is not None and (prefills or not rotated or layer.recent > 0)
         turn_key = rotary is not None and prefills
         turned_query = torch.empty(query.shape, dtype=query.dtype, device=query.device) if turn_query else query
         turned_key = torch.empty(key.shape, dtype=key.dtype, device=key.device) if turn_key else key
@@ -181,6 +206,7 @@ class TritonAttentionStep:
             cos,
             sin,
             plan.slots,
+            plan.recent_slots,
             layer.key.storage,
             layer.value.storage,
             turned_query,

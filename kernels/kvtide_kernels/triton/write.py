@@ -33,6 +33,7 @@ def write_kernel(
     cos,
     sin,
     slots,
+    recent_slots,
     key_arena,
     value_arena,
     turned_query,
@@ -54,6 +55,8 @@ def write_kernel(
     VALUE_BITS: tl.constexpr,
     VALUE_HEAD_STRIDE: tl.constexpr,
     VALUE_RUN: tl.constexpr,
+    RECENT: tl.constexpr,
+    RECENT_ROWS: tl.constexpr,
     ROPE: tl.constexpr,
     TURN_QUERY: tl.constexpr,
     TURN_KEY: tl.constexpr,
@@ -61,7 +64,8 @@ def write_kernel(
     """A program takes ROWS tokens of one KV head, or of one query head (where there is anything to do for those).
 
     query [tokens, QUERY_HEADS, DIM], key, value [tokens, KV_HEADS, DIM]: a token's heads side by side, tokens
-    *_stride elements apart; cos, sin [tokens, DIM], sines signed. slots [tokens]: block * BLOCK + place, -1 skips.
+    *_stride elements apart; cos, sin [tokens, DIM], sines signed. slots [tokens]: block * BLOCK + place, -1 skips;
+    recent_slots [tokens], where RECENT says that the layer keeps them: block * RECENT_ROWS + place, or -1.
     TURN_QUERY, TURN_KEY: where the ones with RoPE go, for kernels that read them. rotated_query gets what meets packed
     keys. None of these may be what is read: a program reads elements that another thread would overwrite.
     """
@@ -82,9 +86,19 @@ def write_kernel(
         if TURN_KEY:
             out = turned_key + (long_token * KV_HEADS + head) * DIM
             tl.store(out[:, None] + columns[None, :], x.to(turned_key.dtype.element_ty), mask=mask)
+        if RECENT > 0:
+            recent = tl.load(recent_slots + token, mask=live, other=-1)
+            recent_row = tl.maximum(recent, 0) % RECENT_ROWS * (2 * DIM)
+            recent_at = (tl.maximum(recent, 0) // RECENT_ROWS * KV_HEADS + head).to(tl.int64)
+            is_recent = (recent >= 0)[:, None] & mask
+            to = (key_arena + recent_at * KEY_HEAD_STRIDE + recent_row).to(tl.pointer_type(tl.bfloat16))
+            tl.store(to[:, None] + columns[None, :], x.to(tl.bfloat16), mask=is_recent)
         store_vectors(x, key_arena + at * KEY_HEAD_STRIDE, row, kept, ROWS, DIM, WIDTH, KEY_BITS, KEY_RUN, BLOCK)
         values = value + long_token * value_stride + head * DIM
         x = _load_head(values, token, live, cos, sin, DIM, WIDTH, False)
+        if RECENT > 0:
+            to = (value_arena + recent_at * VALUE_HEAD_STRIDE + recent_row).to(tl.pointer_type(tl.bfloat16))
+            tl.store(to[:, None] + columns[None, :], x.to(tl.bfloat16), mask=is_recent)
         store_vectors(
             x,
             value_arena + at * VALUE_HEAD_STRIDE,

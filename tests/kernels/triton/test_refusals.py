@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kvtide_kernels.triton.arena import Arena
-from kvtide_kernels.triton.plan import split_tokens
+from kvtide_kernels.triton.items import Grid, split_tokens
 from kvtide_kernels.triton.served import check_device, check_served
-from kvtide_sizing.formats import FP8, INT8, VectorFormat
+from kvtide_sizing.formats import BF16, FP8, INT8, LayerFormat, VectorFormat
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from kvtide_sizing.formats import FP8, INT8, VectorFormat
 )
 def test_shapes(stored: VectorFormat, dim: int, block: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_served(stored, dim, block)
+        check_served([LayerFormat(BF16, stored)], dim, block, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_bytes_of_another_shape(storage: torch.Tensor, message: str) -> None:
 )
 def test_splits(reaches: list[int], heads: int, expected: int | None) -> None:
     """An H200 has 132 processors, of three programs each."""
-    assert split_tokens(reaches, heads, 3 * 132) == expected
+    assert split_tokens(reaches, Grid(heads, programs=3 * 132, prefill_tokens=16)) == expected

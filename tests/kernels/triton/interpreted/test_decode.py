@@ -59,7 +59,6 @@ def test_very_different_lengths_are_split_and_merged(stored: LayerFormat) -> Non
     case = Case(stored, [(600, 1), (0, 1), (300, 1)], block=32, programs=64)
     case.check()
     parts = case.attention().plan(case.sequences()).tables[0].parts
-    assert parts is not None
     assert parts.tolist() == [[0, 0, 3], [1, 3, 1], [2, 4, 2]]
 
 
