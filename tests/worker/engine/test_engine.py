@@ -13,7 +13,7 @@ from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.engine import Engine
 from kvtide_worker.engine.load import load_engine
 from kvtide_worker.engine.messages import AddRequest, FinishReason, TokenOutput
-from tests.worker.engine.harness import generate, greedy, load, plan_for, run
+from tests.worker.engine.harness import generate, greedy, load, plan_for, run, some_tokens
 from tests.worker.models.tiny import save_tiny_llama
 
 PROMPTS = [[7, 8, 9], list(range(20, 60)), [300], list(range(100, 116)), list(range(250, 150, -3))]
@@ -142,7 +142,9 @@ def test_a_step_that_fails_ends_its_own_requests_only(
     engine.add(AddRequest("fails", PROMPTS[0], greedy(4)))
     engine.add(AddRequest("waits", PROMPTS[1], greedy(24)))
     with monkeypatch.context() as patch:
-        patch.setattr("kvtide_worker.models.llama.silu", lambda gate: (_ for _ in ()).throw(RuntimeError("no memory")))
+        patch.setattr(
+            "kvtide_worker.models.decoder.silu", lambda gate: (_ for _ in ()).throw(RuntimeError("no memory"))
+        )
         outputs = engine.step()
     assert outputs == [TokenOutput("fails", [], FinishReason.ERROR, "the step failed: no memory")]
     assert [token for output in run(engine) for token in output.token_ids] == expected[1]
@@ -182,7 +184,9 @@ def test_state_counts(model: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "changes", "error", "message"),
     [
-        ("kv", {"precision": "INT8"}, UnsupportedPrecision, "stores KV as INT8; this worker stores BF16"),
+        ("kv", {"precision": "FP8"}, UnsupportedPrecision, "stores KV as FP8; this worker stores BF16, INT8, Mixed"),
+        ("kv", {"precision": "INT8"}, InvalidPlan, "precision is INT8, but not all of its layers are stored so"),
+        ("kv", {"bytesPerToken": 512}, InvalidPlan, "for 512 bytes of KV a token, but the model takes 256"),
         ("attention", {"kvHeads": 1}, InvalidPlan, "for 4 query heads over 1 KV heads, but the model has 4 over 2"),
         ("", {"maxContextTokens": 1024}, InvalidPlan, "a context of 1024 tokens, but the model was trained for 512"),
         ("", {"batchLimit": None}, InvalidPlan, "not a plan"),
@@ -194,7 +198,7 @@ def test_refuses_a_plan_for_something_else(
     plan = plan_for(model, num_blocks=8, block_size=16, max_context=64, batch_limit=2)
     (plan[section] if section else plan).update(changes)
     with pytest.raises(error, match=message):
-        load_engine(EngineConfig(f"file://{model}", plan), progress=lambda stage: None)
+        load_engine(EngineConfig(f"file://{model}", plan), lambda stage: None, some_tokens)
 
 
 def test_refuses_a_pool_that_one_sequence_would_outgrow(model: Path) -> None:
@@ -206,13 +210,14 @@ def test_refuses_a_pool_that_one_sequence_would_outgrow(model: Path) -> None:
 def test_says_what_it_does_while_it_loads(model: Path) -> None:
     plan = plan_for(model, num_blocks=8, block_size=16, max_context=64, batch_limit=2)
     stages: list[str] = []
-    load_engine(EngineConfig(f"file://{model}", plan), progress=stages.append)
+    load_engine(EngineConfig(f"file://{model}", plan), stages.append, some_tokens)
     assert stages == [
         "finding the model",
+        "preparing the kernels",
         "loading weights",
         "allocating the KV pool",
         "measuring a full step",
         "generating the first token",
     ]
     with pytest.raises(ModelNotFound, match="there is nothing at /nowhere"):
-        load_engine(EngineConfig("file:///nowhere", plan), progress=stages.append)
+        load_engine(EngineConfig("file:///nowhere", plan), stages.append, some_tokens)

@@ -9,7 +9,6 @@ import torch
 
 from kvtide_kernels.attention import AttentionStep, PagedAttention, SequenceSpan
 from kvtide_kernels.pool import KVPool
-from kvtide_sizing.memory.kv import KvLayout
 from kvtide_worker.engine.messages import SamplingParams
 from kvtide_worker.engine.peak import AllocationPeak
 from kvtide_worker.engine.request import Request
@@ -30,7 +29,8 @@ class _Share:
 
 @dataclass(frozen=True)
 class _Table:
-    """A block table that any number of sequences share: what they write and read does not matter here."""
+    """A block table that any number of sequences share: what they write and read does not matter here, but for being
+    what the table's layers write. Numbers of any other kind would not be sampled from."""
 
     first: int
     blocks: Sequence[int]
@@ -106,7 +106,7 @@ class WorstStep:
         with AllocationPeak(device) as peak:
             positions = [position for share in shares for position in range(share.past, share.past + share.new)]
             ends = torch.tensor([share.new for share in shares], device=device).cumsum(0) - 1
-            spans = [SequenceSpan(_tables(self._pool.layout, share), share.past, share.new) for share in shares]
+            spans = [SequenceSpan(self._tables(share), share.past, share.new) for share in shares]
             logits = self._model.forward(
                 torch.zeros(len(positions), dtype=torch.int64, device=device),
                 torch.tensor(positions, device=device),
@@ -116,12 +116,16 @@ class WorstStep:
             sampler.sample(logits, requests)
         return peak.peak_bytes
 
-
-def _tables(layout: KvLayout, share: _Share) -> list[_Table]:
-    tables = []
-    for table in layout.tables:
-        first = table.first_needed(share.past) // layout.block_size
-        end = -(-(share.past + share.new) // layout.block_size)
-        blocks = end - first
-        tables.append(_Table(first, range(blocks), range(blocks, blocks + layout.recent_blocks)))
-    return tables
+    def _tables(self, share: _Share) -> list[_Table]:
+        """One after another in the pool, which holds what a sequence of the whole context takes in any step."""
+        layout, tables, start = self._pool.layout, [], 0
+        for table in layout.tables:
+            first = table.first_needed(share.past) // layout.block_size
+            end = -(-(share.past + share.new) // layout.block_size)
+            recent = range(start, start + layout.recent_blocks)
+            tables.append(_Table(first, range(recent.stop, recent.stop + end - first), recent))
+            start = recent.stop + table.sequence_blocks(self._max_context_tokens, layout.block_size)
+            if table.window is not None:
+                start += -(-(layout.step_tokens - 1) // layout.block_size)
+        assert start <= self._pool.num_blocks, "a pool that does not hold one sequence is refused"
+        return tables
