@@ -54,7 +54,12 @@ class _Quantity(click.ParamType[int]):
     help="The token that the admin port asks for. Without it the admin port stays on loopback, "
     "with a token that is made for the run and printed.",
 )
-@click.option("--api-key-file", type=_FILE, help="A key that clients of the API must send. Default: none is asked.")
+@click.option(
+    "--api-key-file",
+    type=_FILE,
+    help="A key that clients of the API must send. Default: the one in KVTIDE_API_KEY, or none is asked.",
+)
+@click.option("--chat-template", type=_FILE, help="A Jinja file in place of the model's own chat template.")
 @click.option(
     "--drain-seconds",
     type=_SECONDS,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hmac
+import os
 from pathlib import Path
 
 from fastapi import Request
 
 from kvtide_worker.server.errors import ApiError
 from kvtide_worker.server.failures import CannotStart
+
+API_KEY_VARIABLE = "KVTIDE_API_KEY"
 
 
 class BearerToken:
@@ -36,3 +39,13 @@ def read_token(file: Path) -> str:
     if not token:
         raise CannotStart(f"{file} is empty; write a token into it")
     return token
+
+
+def client_key(file: Path | None) -> str | None:
+    """What clients of the API must send: from the file, or else from the environment; None where neither has one.
+
+    Raises CannotStart for a file without one.
+    """
+    if file is not None:
+        return read_token(file)
+    return os.environ.get(API_KEY_VARIABLE, "").strip() or None

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
-
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from kvtide_worker.server.answer import Answer, EndReason, Piece, begin, given_up_with_the_client, merge
-from kvtide_worker.server.protocol import ChatRequest
+from kvtide_worker.server.answer import begin, given_up_with_the_client, merge
+from kvtide_worker.server.chat_answer import ChatAnswer
+from kvtide_worker.server.chat_protocol import ChatRequest
+from kvtide_worker.server.errors import ApiError
+from kvtide_worker.server.grammars import chat_grammar
 from kvtide_worker.server.service import Service
-from kvtide_worker.server.stream import AnswerStream, Chunk, usage
+from kvtide_worker.server.stream import AnswerStream
+from kvtide_worker.text.tool_calls import PYTHON_TAG
+from kvtide_worker.text.tool_format import FORMATS, ToolFormat, tool_format
 
 
 def router(service: Service) -> APIRouter:
@@ -24,9 +23,14 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         service.check_model(body.model)
-        prompt = await service.encode(service.render(body.messages), add_special_tokens=False)
-        answers = begin(service, body, [prompt], "messages")
-        chat = _Chat(service.model.name, answers, body.include_usage)
+        form = _tool_format(service, body)
+        text = service.render(body.messages, tools=body.offered, variables=body.chat_template_kwargs)
+        prompt = await service.encode(text, add_special_tokens=False)
+        grammar = await chat_grammar(service, body, form)
+        scored = body.logprobs or body.prompt_logprobs is not None
+        spelling = await service.spelling() if scored else []
+        answers = begin(service, body, [prompt], "messages", grammar=grammar, shown=_shown(service, form))
+        chat = ChatAnswer(service.model.name, answers, body, form, spelling)
         pieces = merge(service, body, answers)
         if body.stream:
             return AnswerStream(answers, pieces, first=chat.first, chunk=chat.chunk, last=chat.last)
@@ -36,42 +40,27 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-@dataclass(frozen=True)
-class _Chat:
-    """One answer in OpenAI's words, whole or in chunks."""
+def _tool_format(service: Service, body: ChatRequest) -> ToolFormat | None:
+    """How the model calls the tools; None where it is offered none. Raises ApiError 400 where it is not known."""
+    if not body.offered:
+        return None
+    template = service.model.chat_template
+    form = None if template is None else tool_format(template.source)
+    if form is None:
+        known = ", ".join(form.name for form in FORMATS)
+        raise ApiError(
+            400,
+            f"'tools' are not supported by {service.model.name}: its chat template teaches none of the ways to call "
+            f"tools that are known here ({known}); serve it with --chat-template if it has learned one",
+            param="tools",
+            code="tools_not_supported",
+        )
+    return form
 
-    model: str
-    answers: list[Answer]
-    include_usage: bool
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
-    created: int = field(default_factory=lambda: int(time.time()))
 
-    def complete(self, pieces: list[Piece]) -> dict[str, Any]:
-        """The whole answer."""
-        message = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": pieces[-1].end}
-        return {**self._head("chat.completion"), "choices": [choice], "usage": usage(self.answers)}
-
-    def first(self) -> Iterator[Chunk]:
-        """The role, before any text."""
-        yield self._delta({"role": "assistant", "content": ""}, None)
-
-    def chunk(self, piece: Piece) -> Iterator[Chunk]:
-        """Text, and then the reason of the end in a chunk of its own."""
-        if piece.text:
-            yield self._delta({"content": piece.text}, None)
-        if piece.end is not None:
-            yield self._delta({}, piece.end)
-
-    def last(self) -> Iterator[Chunk]:
-        """The token counts, where they were asked for."""
-        if self.include_usage:
-            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(self.answers)}
-
-    def _delta(self, delta: dict[str, str], end: EndReason | None) -> Chunk:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": end}
-        unknown_yet = {"usage": None} if self.include_usage else {}
-        return {**self._head("chat.completion.chunk"), "choices": [choice], **unknown_yet}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+def _shown(service: Service, form: ToolFormat | None) -> dict[int, str]:
+    """The special tokens that calls are found by."""
+    tokenizer = service.model.tokenizer
+    markers = () if form is None else (form.marker, PYTHON_TAG, "<tool_call>", "</tool_call>")
+    ids = {marker: tokenizer.special_id(marker) for marker in markers if marker}
+    return {token_id: marker for marker, token_id in ids.items() if token_id is not None}

@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,6 +28,10 @@ _LIMIT_PATIENCE_S = 2.0
 
 class EngineFailure(RuntimeError):
     """The engine cannot answer: it died, it refused, or the request was given up. The message is for a person."""
+
+    def __init__(self, message: str, kind: messages.ErrorKind = messages.ErrorKind.ENGINE) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(eq=False)
@@ -81,6 +85,7 @@ class EngineClient:
         self._decoder = msgspec.msgpack.Decoder(messages.Event)
         self._ids = itertools.count(1)
         self._open: dict[str, Generation] = {}
+        self._has_vocabulary = False
         self._news = asyncio.Event()
         self._heard_at = time.monotonic()
         self._receiver: asyncio.Task[None] | None = None
@@ -111,13 +116,28 @@ class EngineClient:
         """Send the tokens that the engine may wait for while it loads; before any request."""
         self._send(messages.CalibrationTokens(token_ids))
 
-    def submit(self, prompt_token_ids: list[int], sampling: messages.SamplingParams) -> Generation:
-        """Send a request that fits. Raises EngineFailure where there is no engine any more."""
+    def submit_choices(
+        self, prompt_token_ids: list[int], choices: Sequence[messages.SamplingParams], grammar: str | None = None
+    ) -> list[Generation]:
+        """Send one request that fits for each choice: one after another, so that they can share what the first one
+        computes. Raises EngineFailure where there is no engine any more.
+        """
+        return [self._submit(prompt_token_ids, sampling, grammar) for sampling in choices]
+
+    def set_vocabulary(self, vocabulary: Callable[[], messages.SetVocabulary]) -> None:
+        """Tell the engine once what tokens are; before the first grammar."""
+        if not self._has_vocabulary:
+            self._has_vocabulary = True
+            self._send(vocabulary())
+
+    def _submit(
+        self, prompt_token_ids: list[int], sampling: messages.SamplingParams, grammar: str | None
+    ) -> Generation:
         if self.failure is not None:
             raise EngineFailure(self.failure)
         generation = Generation(f"r{next(self._ids)}", len(prompt_token_ids), self._abort)
         self._open[generation.request_id] = generation
-        self._send(messages.AddRequest(generation.request_id, prompt_token_ids, sampling))
+        self._send(messages.AddRequest(generation.request_id, prompt_token_ids, sampling, grammar))
         return generation
 
     async def set_batch_limit(self, batch_limit: int) -> None:
@@ -197,7 +217,7 @@ class EngineClient:
         if output.finish_reason is not None:
             del self._open[output.request_id]
         if output.finish_reason in (messages.FinishReason.ABORT, messages.FinishReason.ERROR):
-            generation.put(EngineFailure(output.error or "the engine gave the request up"))
+            generation.put(EngineFailure(output.error or "the engine gave the request up", output.kind))
         else:
             generation.put(output)
 

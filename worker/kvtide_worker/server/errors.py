@@ -10,6 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from kvtide_worker.engine.messages import ErrorKind
+
 
 class ApiError(Exception):
     """An answer that is not the one asked for. `message` is for a person and says what would work."""
@@ -41,9 +43,12 @@ def unavailable(message: str, *, retry_after_s: int = 1) -> ApiError:
     )
 
 
-def engine_failed(message: str) -> ApiError:
-    """500: the request was lost in the engine."""
-    return ApiError(500, message, kind="server_error", code="engine_error")
+def engine_failed(message: str, kind: ErrorKind = ErrorKind.ENGINE) -> ApiError:
+    """The request ended in the engine without an answer: 400 and 504 where its grammar is why, else 500."""
+    if kind is ErrorKind.GRAMMAR:
+        return ApiError(400, message, code=kind.value, param="response_format")
+    status = 504 if kind is ErrorKind.GRAMMAR_TIMEOUT else 500
+    return ApiError(status, message, kind="server_error", code=kind.value)
 
 
 def server_failed(error: Exception) -> ApiError:

@@ -7,14 +7,27 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from kvtide_worker.server.conversation import MAX_TOOLS, ChatMessage, Tool
+from kvtide_worker.server.response_format import Choices, ResponseFormat, Schema, StructuredOutputs
 from kvtide_worker.server.unsupported import drop_neutral
 
 MAX_STOP_STRINGS = 16
 MAX_PROMPTS = 64
+MAX_CHOICES = 128
+MAX_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
 _INT64 = 1 << 63
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def refused(param: str, message: str) -> PydanticCustomError:
+    """What a validator raises about a field: the message as it is, and the field's name."""
+    return PydanticCustomError("refused", "{message}", {"message": message, "param": param})
 
 
 class StreamOptions(BaseModel):
@@ -25,7 +38,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     """A JSON body whose unknown fields are refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -36,11 +49,14 @@ class _Body(BaseModel):
         return drop_neutral(data, {field.alias or name for name, field in cls.model_fields.items()})
 
 
-class GenerationRequest(_Body):
+class GenerationRequest(Body):
     """What chat and plain completions have in common. None is: the default.
 
-    max_tokens:  default: what the context has room for
-    top_k:       0 and -1 keep every token
+    max_tokens:         default: what the context has room for
+    top_k:              0 and -1 keep every token
+    logit_bias:         token ids, which JSON writes as texts
+    structured_outputs: vLLM's word for what an answer must match; guided_… are its older ones
+    user … service_tier: accepted; they change nothing here
     """
 
     model: str | None = None
@@ -48,20 +64,60 @@ class GenerationRequest(_Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=MAX_BIASES)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] = []
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    skip_special_tokens: bool = True
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: Literal["auto", "default"] | None = None
 
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_stop_string(cls, stop: Any) -> Any:
-        if stop is None:
-            return []
-        return [stop] if isinstance(stop, str) else stop
+    @property
+    def stop_strings(self) -> list[str]:
+        """The stop strings, of which one may be written alone."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def token_biases(self) -> dict[int, float]:
+        """`logit_bias` by token id."""
+        return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        """How many likeliest tokens are told at each place of the answer; None where nothing is told."""
+        return None
+
+    @property
+    def guided(self) -> StructuredOutputs | None:
+        """What the answer must match in vLLM's words, old or new."""
+        older = {
+            "json": self.guided_json,
+            "regex": self.guided_regex,
+            "choice": self.guided_choice,
+            "grammar": self.guided_grammar,
+        }
+        given = {name: value for name, value in older.items() if value is not None}
+        return StructuredOutputs.model_validate(given) if given else self.structured_outputs
 
     @property
     def include_usage(self) -> bool:
@@ -69,93 +125,74 @@ class GenerationRequest(_Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> Self:
+    def _check_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError(
-                "stream", "'stream_options' is only allowed with stream: true", {"param": "stream_options"}
-            )
+            raise refused("stream_options", "'stream_options' is only allowed with stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise refused("prompt_logprobs", "'prompt_logprobs' are not given in a stream; leave stream out")
         return self
 
-
-# What clients repeat when they send an answer back as a message; empty, it says nothing.
-_ECHOED_FIELDS = {"refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content"}
-
-
-class ChatMessage(BaseModel):
-    """One message of a conversation. `developer` is OpenAI's newer word for `system`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str = ""
-    name: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_empty_echoes(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {key: value for key, value in data.items() if value or key not in _ECHOED_FIELDS}
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _join_parts(cls, content: Any) -> Any:
-        """Content is text, or parts of which text is the only kind that the models here read."""
-        if content is None:
-            return ""
-        if not isinstance(content, list):
-            return content
-        return "\n".join(_part_text(part) for part in content)
-
-    def for_template(self) -> dict[str, str]:
-        """As a chat template reads it."""
-        role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": self.content}
-        return {**message, "name": self.name} if self.name else message
-
-
-def _part_text(part: Any) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise PydanticCustomError(
-        "content", "a content part of the type '{kind}' is not supported; text parts are", {"kind": str(kind)}
-    )
-
-
-class ChatRequest(GenerationRequest):
-    """The body of POST /v1/chat/completions."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-
     @model_validator(mode="after")
-    def _one_limit(self) -> Self:
-        """`max_completion_tokens` is the newer name of `max_tokens`."""
-        if self.max_completion_tokens is not None:
-            if self.max_tokens not in (None, self.max_completion_tokens):
-                raise PydanticCustomError(
-                    "limit",
-                    "'max_tokens' and 'max_completion_tokens' are two names of one limit; send one of them",
-                    {"param": "max_completion_tokens"},
-                )
-            self.max_tokens = self.max_completion_tokens
+    def _check_one_format(self) -> Self:
+        asked = [
+            name
+            for name in ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+            if getattr(self, name) is not None
+        ]
+        if self.response_format is not None and self.response_format.type != "text":
+            asked.append("response_format")
+        if len(asked) > 1:
+            raise refused(asked[1], f"an answer matches one thing: send one of {' and '.join(asked)}")
+        if asked and self.min_tokens:
+            raise refused("min_tokens", f"'min_tokens' is not supported with '{asked[0]}', which says what an end is")
         return self
 
 
 class CompletionRequest(GenerationRequest):
-    """The body of POST /v1/completions. prompts: text or token ids, one entry for each choice of the answer."""
+    """The body of POST /v1/completions.
 
-    prompts: Annotated[list[str | list[int]], Field(alias="prompt", min_length=1, max_length=MAX_PROMPTS)]
+    prompt:      text or token ids, or several of either: `n` choices for each
+    max_tokens:  0 with echo: the prompt alone
+    logprobs:    of each token, and of so many likeliest ones
+    """
 
-    @field_validator("prompts", mode="before")
+    prompt: str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt."""
+        if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
+            return self.prompt
+        return [self.prompt]
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        """As `GenerationRequest`'s."""
+        return self.logprobs
+
+    @field_validator("prompt", mode="before")
     @classmethod
-    def _one_prompt(cls, prompt: Any) -> Any:
-        """A text, token ids, or a list of either."""
-        prompts = [prompt] if isinstance(prompt, str) or _are_token_ids(prompt) else prompt
-        if not isinstance(prompts, list) or not all(isinstance(p, str) or _are_token_ids(p) for p in prompts):
+    def _check_prompt(cls, prompt: Any) -> Any:
+        """In one message, where each kind of prompt would have its own."""
+        one = isinstance(prompt, str) or _are_token_ids(prompt)
+        if not one and not (isinstance(prompt, list) and all(isinstance(p, str) or _are_token_ids(p) for p in prompt)):
             raise PydanticCustomError("prompt", "write a text, a list of token ids, or a list of either")
-        return prompts
+        if isinstance(prompt, list) and not 1 <= len(prompt) <= MAX_PROMPTS and not one:
+            raise PydanticCustomError("prompt", f"write at least 1 prompt, and at most {MAX_PROMPTS}")
+        return prompt
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> Self:
+        if len(self.prompts) * self.n > MAX_CHOICES:
+            raise refused(
+                "n", f"'n' {self.n} for {len(self.prompts)} prompts is more than {MAX_CHOICES} choices; send fewer"
+            )
+        if self.max_tokens == 0 and not self.echo:
+            raise refused("max_tokens", "'max_tokens' is at least 1, or 0 with echo: true")
+        return self
 
 
 def _are_token_ids(value: Any) -> bool:
@@ -166,12 +203,13 @@ def _are_token_ids(value: Any) -> bool:
     )
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Body):
     """The body of POST /tokenize: a text, or messages that are put through the chat template first."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -183,7 +221,7 @@ class TokenizeRequest(_Body):
         return self
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     """The body of POST /detokenize."""
 
     model: str | None = None

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from kvtide_sizing.plan import Plan
-from kvtide_worker.engine.messages import EngineState, SamplingParams
+from kvtide_worker.engine.messages import EngineState, SetVocabulary
 from kvtide_worker.server.admission import Capacity, NeverFits, Queue, output_tokens, overload
+from kvtide_worker.server.conversation import ChatMessage, Tool
 from kvtide_worker.server.engine_client import EngineClient, EngineFailure, Generation
 from kvtide_worker.server.errors import ApiError, engine_failed, model_not_found, unavailable
+from kvtide_worker.server.grammar_check import check_grammar
 from kvtide_worker.server.latency import Latency
 from kvtide_worker.server.lifecycle import Lifecycle
 from kvtide_worker.server.metrics import EngineCollector
-from kvtide_worker.server.protocol import ChatMessage, GenerationRequest
+from kvtide_worker.server.protocol import GenerationRequest
+from kvtide_worker.server.sampling_params import choices
 from kvtide_worker.text.chat_template import ChatTemplate, ChatTemplateError
 from kvtide_worker.text.tokenizer import Tokenizer
 
@@ -115,14 +120,24 @@ class Service:
             raise model_not_found(asked, model.name)
         return model
 
-    def render(self, messages: list[ChatMessage], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: list[ChatMessage],
+        *,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt text of a conversation. Raises ApiError 400 where the model does not chat, or not like this."""
         template = self.model.chat_template
         if template is None:
             raise ApiError(400, f"{self.model.name} has no chat template; use /v1/completions", code="no_chat_template")
         try:
             return template.render(
-                [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt
+                [message.for_template() for message in messages],
+                tools=[tool.model_dump(exclude_none=True) for tool in tools],
+                variables=variables or {},
+                add_generation_prompt=add_generation_prompt,
             )
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_value") from error
@@ -151,9 +166,28 @@ class Service:
             return tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    def submit(self, body: GenerationRequest, prompts: list[list[int]], prompt_param: str) -> list[Generation]:
-        """Send prompts to the engine, all or none. Raises ApiError 400 for what never fits, 429 for too much."""
+    async def spelling(self) -> list[bytes]:
+        """The bytes of each token id; the first call takes a moment, beside the other requests."""
+        return await asyncio.to_thread(lambda: self.model.tokenizer.spelling)
+
+    async def checked(self, grammar: str, param: str) -> str:
+        """The grammar, once it is known to be one, and the engine knows what it is about. Raises ApiError 400."""
+        await check_grammar(grammar, param)
+        tokenizer, spelling = self.model.tokenizer, await self.spelling()
+        self.engine.set_vocabulary(
+            lambda: SetVocabulary(spelling, sorted(tokenizer.special_ids), list(tokenizer.eos_token_ids))
+        )
+        return grammar
+
+    def submit(
+        self, body: GenerationRequest, prompts: list[list[int]], prompt_param: str, grammar: str | None = None
+    ) -> list[Generation]:
+        """Send prompts to the engine, n times each, all or none; the choices of a prompt stand together.
+
+        Raises ApiError 400 for what never fits, 429 for too much.
+        """
         capacity, engine = self.capacity, self.engine
+        self._check_tokens(body)
         lengths = [self._output_tokens(body, prompt, prompt_param, capacity) for prompt in prompts]
         waiting = engine.waiting
         queue = Queue(
@@ -161,7 +195,7 @@ class Service:
             prompt_tokens=sum(generation.prompt_tokens for generation in waiting),
             mean_request_s=self.latency.mean_request_s,
         )
-        too_much = overload(len(prompts), sum(map(len, prompts)), queue, capacity)
+        too_much = overload(len(prompts) * body.n, sum(map(len, prompts)) * body.n, queue, capacity)
         if too_much is not None:
             raise ApiError(
                 429,
@@ -170,45 +204,50 @@ class Service:
                 code="overloaded",
                 headers={"Retry-After": str(too_much.retry_after_s)},
             )
+        eos_token_ids = self.model.tokenizer.eos_token_ids
         try:
             return [
-                engine.submit(prompt, self._sampling(body, length))
+                generation
                 for prompt, length in zip(prompts, lengths, strict=True)
+                for generation in engine.submit_choices(prompt, choices(body, length, eos_token_ids), grammar)
             ]
         except EngineFailure as error:
-            raise engine_failed(str(error)) from error
+            raise engine_failed(str(error), error.kind) from error
+
+    def _check_tokens(self, body: GenerationRequest) -> None:
+        """Raises ApiError 400 for token ids that there are not."""
+        for param, token_ids in (("logit_bias", body.token_biases), ("stop_token_ids", body.stop_token_ids or ())):
+            self._check_known(token_ids, param)
+
+    def _check_known(self, token_ids: Iterable[int], param: str) -> None:
+        size = self.model.tokenizer.size
+        unknown = next((token for token in token_ids if token >= size), None)
+        if unknown is not None:
+            raise ApiError(
+                400,
+                f"{param}: token id {unknown} is not in the vocabulary: ids go from 0 to {size - 1}",
+                param=param,
+                code="invalid_value",
+            )
 
     def _output_tokens(self, body: GenerationRequest, prompt: list[int], prompt_param: str, capacity: Capacity) -> int:
         if not prompt:
             raise ApiError(400, "the prompt has no tokens", param=prompt_param, code="invalid_value")
-        unknown = next((token for token in prompt if token >= self.model.tokenizer.size), None)
-        if unknown is not None:
-            raise ApiError(
-                400,
-                f"token id {unknown} is not in the vocabulary: ids go from 0 to {self.model.tokenizer.size - 1}",
-                param=prompt_param,
-                code="invalid_value",
-            )
+        self._check_known(prompt, prompt_param)
         try:
-            return output_tokens(len(prompt), body.max_tokens, capacity)
+            # A prompt alone is computed by asking for the token after it.
+            length = output_tokens(len(prompt), 1 if body.max_tokens == 0 else body.max_tokens, capacity)
         except NeverFits as error:
             param = prompt_param if error.prompt_alone else "max_tokens"
             raise ApiError(400, str(error), param=param, code="context_length_exceeded") from error
-
-    def _sampling(self, body: GenerationRequest, max_tokens: int) -> SamplingParams:
-        """OpenAI's defaults where the request says nothing; the tokenizer's ends beside the model's own."""
-        stop = list(body.stop_token_ids or [])
-        if not body.ignore_eos:
-            stop.extend(self.model.tokenizer.eos_token_ids)
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=max(0, body.top_k or 0),
-            seed=body.seed,
-            stop_token_ids=tuple(stop),
-            ignore_eos=body.ignore_eos,
-        )
+        if body.min_tokens > length:
+            raise ApiError(
+                400,
+                f"min_tokens {body.min_tokens} is more than the {length} tokens that the answer may have",
+                param="min_tokens",
+                code="invalid_value",
+            )
+        return length
 
     def begin_drain(self, *, announced: bool) -> None:
         """Stop being ready, as SIGTERM does."""

@@ -15,6 +15,7 @@ class ServeSettings:
 
     model:            as written: a URI, or a path
     served_name:      None takes the plan's name of the model
+    chat_template:    a file to take in place of the model's own
     plan_file:        None makes a plan from `memory_bytes`, or from what this process may use
     admin_token_file: None keeps the admin port on loopback and prints a token made for this run
     threads:          of the engine; None takes what the cgroup and the affinity mask allow
@@ -30,6 +31,7 @@ class ServeSettings:
     admin_port: int = 8001
     admin_token_file: Path | None = None
     api_key_file: Path | None = None
+    chat_template: Path | None = None
     drain_seconds: float = 120.0
     lame_duck_seconds: float = 5.0
     engine_timeout_seconds: float = 60.0

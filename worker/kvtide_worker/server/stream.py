@@ -75,8 +75,14 @@ def _event(chunk: Chunk) -> bytes:
     return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-def usage(answers: list[Answer]) -> dict[str, int]:
-    """Token counts over all choices, as OpenAI gives them."""
-    prompt = sum(len(answer.prompt) for answer in answers)
+def usage(answers: list[Answer], choices: int) -> dict[str, Any]:
+    """Token counts over all answers, as OpenAI gives them: a prompt counts once, however many choices it has."""
+    prompts = answers[::choices]
+    prompt = sum(len(answer.prompt) for answer in prompts)
     generated = sum(answer.generated_tokens for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in prompts)},
+    }

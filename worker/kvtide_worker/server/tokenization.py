@@ -19,7 +19,9 @@ def router(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         model = service.check_model(body.model)
         if body.messages is not None:
-            text = service.render(body.messages, add_generation_prompt=body.add_generation_prompt)
+            text = service.render(
+                body.messages, tools=body.tools or (), add_generation_prompt=body.add_generation_prompt
+            )
             tokens = await service.encode(text, add_special_tokens=False)
         else:
             tokens = await service.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)

@@ -20,49 +20,33 @@ class Unsupported:
     neutral: tuple[Any, ...] = ()
 
 
-_NO_TOOLS = "this server calls no tools"
-_NO_LOGPROBS = "log probabilities are not given"
-_NO_PENALTY = "penalties are not applied"
-_FREE_TEXT = "answers are free text"
+_ONE_PROMPT = "choices are not ranked; use n"
+_TOOLS = "use tools and tool_choice"
 
 UNSUPPORTED: Mapping[str, Unsupported] = {
-    "n": Unsupported("one choice is given per prompt; send the request again for another", (1,)),
-    "best_of": Unsupported("one choice is given per prompt", (1,)),
-    "logprobs": Unsupported(_NO_LOGPROBS, (False,)),
-    "top_logprobs": Unsupported(_NO_LOGPROBS, (0,)),
-    "prompt_logprobs": Unsupported(_NO_LOGPROBS),
-    "echo": Unsupported("the prompt is not repeated in the answer", (False,)),
+    "best_of": Unsupported(_ONE_PROMPT, (1,)),
+    "use_beam_search": Unsupported(_ONE_PROMPT, (False,)),
     "suffix": Unsupported("text is only generated after a prompt", ("",)),
-    "logit_bias": Unsupported("token probabilities are not biased", ({},)),
-    "presence_penalty": Unsupported(_NO_PENALTY, (0,)),
-    "frequency_penalty": Unsupported(_NO_PENALTY, (0,)),
-    "repetition_penalty": Unsupported(_NO_PENALTY, (1,)),
-    "min_p": Unsupported("use top_p or top_k", (0,)),
-    "min_tokens": Unsupported("use ignore_eos with max_tokens for an answer of a fixed length", (0,)),
-    "tools": Unsupported(_NO_TOOLS, ([],)),
-    "tool_choice": Unsupported(_NO_TOOLS, ("none", "auto")),
-    "parallel_tool_calls": Unsupported(_NO_TOOLS, (True, False)),
-    "functions": Unsupported(_NO_TOOLS, ([],)),
-    "function_call": Unsupported(_NO_TOOLS, ("none", "auto")),
-    "response_format": Unsupported(_FREE_TEXT, ({"type": "text"},)),
-    "structured_outputs": Unsupported(_FREE_TEXT),
-    "guided_json": Unsupported(_FREE_TEXT),
-    "guided_regex": Unsupported(_FREE_TEXT),
-    "guided_choice": Unsupported(_FREE_TEXT, ([],)),
-    "guided_grammar": Unsupported(_FREE_TEXT),
+    "echo": Unsupported("the prompt is repeated by /v1/completions alone", (False,)),
+    "top_logprobs": Unsupported("logprobs says how many", (0,)),
+    "tools": Unsupported("only /v1/chat/completions calls tools", ([],)),
+    "tool_choice": Unsupported("only /v1/chat/completions calls tools", ("none", "auto")),
+    "functions": Unsupported(_TOOLS, ([],)),
+    "function_call": Unsupported(_TOOLS, ("none", "auto")),
+    "guided_whitespace_pattern": Unsupported("white space between the parts of JSON cannot be set"),
+    "bad_words": Unsupported("use logit_bias", ([],)),
+    "allowed_token_ids": Unsupported("use structured_outputs with choice"),
     "modalities": Unsupported("answers are text", (["text"],)),
     "audio": Unsupported("answers are text"),
     "prediction": Unsupported("predicted outputs are not used", ()),
-    "reasoning_effort": Unsupported("how a model reasons cannot be set"),
-    "service_tier": Unsupported("there is one tier", ("auto", "default")),
+    "web_search_options": Unsupported("nothing is searched"),
+    "reasoning_effort": Unsupported("how a model reasons is set in chat_template_kwargs, where its template asks"),
     "store": Unsupported("nothing is stored", (False,)),
-    "metadata": Unsupported("nothing is stored", ({},)),
     "verbosity": Unsupported("how long an answer is cannot be set; use max_tokens"),
-    "prompt_cache_key": Unsupported("no prompt is cached"),
-    "safety_identifier": Unsupported("requests are not told apart by their users"),
+    "cache_salt": Unsupported("no prompt is cached"),
+    "prompt_cache_retention": Unsupported("no prompt is cached"),
     "priority": Unsupported("requests are served in the order of their arrival", (0,)),
-    "include_stop_str_in_output": Unsupported("stop strings are left out of the answer", (False,)),
-    "skip_special_tokens": Unsupported("special tokens are left out of the answer", (True,)),
+    "truncate_prompt_tokens": Unsupported("a prompt is not cut; send a shorter one"),
 }
 
 

@@ -16,7 +16,7 @@ from kvtide_worker.engine.heap import give_back_heap
 from kvtide_worker.models.source import fetch
 from kvtide_worker.server import planning
 from kvtide_worker.server.app import admin_app, api_app
-from kvtide_worker.server.auth import BearerToken, read_token
+from kvtide_worker.server.auth import BearerToken, client_key, read_token
 from kvtide_worker.server.engine_client import EngineClient
 from kvtide_worker.server.failures import CannotStart
 from kvtide_worker.server.http import HttpServer, bind
@@ -119,7 +119,8 @@ class _Worker:
             token, admin_host = secrets.token_urlsafe(24), _LOOPBACK
         else:
             token, admin_host = read_token(settings.admin_token_file), settings.host
-        api_key = None if settings.api_key_file is None else BearerToken(read_token(settings.api_key_file))
+        key = client_key(settings.api_key_file)
+        api_key = None if key is None else BearerToken(key)
         api, admin = bind(settings.host, settings.port), bind(admin_host, settings.admin_port)
         self._api_url = f"http://{_host_port(api.getsockname())}"
         self._voice.say(f"listening on {self._api_url}, not ready yet")
@@ -156,6 +157,8 @@ class _Worker:
         engine.calibrate(tokenizer.encode(calibration_text(), add_special_tokens=True)[:CALIBRATION_TOKENS])
         give_back_heap()
         template = tokenizer.chat_template
+        if settings.chat_template is not None:
+            template = settings.chat_template.read_text(encoding="utf-8")
         model = ServedModel(
             name=settings.served_name or planning.model_name(uri),
             tokenizer=tokenizer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
@@ -32,16 +33,33 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"the model's chat template is broken: {error}") from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt for these messages, ending where the assistant is to speak.
+
+        tools:      as OpenAI describes functions
+        variables:  what some templates ask for beside it, such as Qwen's `enable_thinking`
 
         Raises ChatTemplateError where the template refuses them, such as for a role that the model does not know.
         """
         try:
             return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens
+                {
+                    **self._special_tokens,
+                    **variables,
+                    "messages": list(messages),
+                    "tools": list(tools) or None,
+                    "add_generation_prompt": add_generation_prompt,
+                }
             )
         except (jinja2.TemplateError, TypeError) as error:
             raise ChatTemplateError(f"the model's chat template refused these messages: {error}") from error

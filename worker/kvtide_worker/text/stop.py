@@ -9,10 +9,13 @@ class StopStrings:
     """Passes text on until a stop string appears, and holds back an ending that may become one.
 
     Of several, the one that is complete first counts: so the answer does not depend on how the text was cut.
+
+    included: whether the text goes to the end of the stop string that ended it
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], *, included: bool = False) -> None:
         self._stop = tuple(stop)
+        self._included = included
         self._held = ""
         self.stopped = False
 
@@ -25,8 +28,9 @@ class StopStrings:
         if found:
             self.stopped = True
             self._held = ""
-            return text[: min(found)[1]]
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+            end, begin = min(found)
+            return text[: end if self._included else begin]
+        keep = max((ending_that_begins(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -36,7 +40,7 @@ class StopStrings:
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
+def ending_that_begins(text: str, stop: str) -> int:
     """The length of the longest ending of `text` with which `stop` begins, short of all of it."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

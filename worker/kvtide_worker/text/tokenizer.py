@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 
 from kvtide_worker.text import gguf_vocabulary, hf_folder
+from kvtide_worker.text.byte_fallback import ByteFallback
+from kvtide_worker.text.token_bytes import token_bytes
 from kvtide_worker.text.vocabulary import UnsupportedTokenizerError, Vocabulary
 
 
@@ -19,6 +22,7 @@ class Tokenizer:
     eos_token_ids:  any of them ends an answer
     special_ids:    what `decode` leaves out
     chat_template:  Jinja source, None where the model has none
+    byte_fallback:  decodes in the backend's place, where some tokens are single bytes
     longest_token:  characters; no text has fewer tokens than its characters over this
     """
 
@@ -28,6 +32,7 @@ class Tokenizer:
     special_tokens: dict[str, str]
     special_ids: frozenset[int] = field(default_factory=frozenset)
     longest_token: int = 1
+    byte_fallback: ByteFallback | None = None
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -37,19 +42,36 @@ class Tokenizer:
         """
         vocabulary: Vocabulary = gguf_vocabulary.read(path) if path.suffix == ".gguf" else hf_folder.read(path)
         added = vocabulary.backend.get_added_tokens_decoder()
+        special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         return cls(
             backend=vocabulary.backend,
             eos_token_ids=vocabulary.eos_token_ids,
             chat_template=vocabulary.chat_template,
             special_tokens=vocabulary.special_tokens,
-            special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
+            special_ids=special_ids,
             longest_token=max(map(len, vocabulary.backend.get_vocab())),
+            byte_fallback=ByteFallback.of(vocabulary.backend, special_ids),
         )
 
     @property
     def size(self) -> int:
         """How many token ids there are: 0 to size - 1."""
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def spelling(self) -> list[bytes]:
+        """The bytes of each token id; made at the first call, in up to half a second."""
+        return token_bytes(self.backend)
+
+    @property
+    def special_texts(self) -> dict[int, str]:
+        """What `decode` leaves out, by its id."""
+        return {token_id: self.backend.id_to_token(token_id) or "" for token_id in self.special_ids}
+
+    def special_id(self, text: str) -> int | None:
+        """The id of a special token; None where the text is none."""
+        token_id = self.backend.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; special tokens that stand in it as text become their ids.
@@ -60,6 +82,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens left out. Bytes that are not UTF-8 become U+FFFD."""
+        if self.byte_fallback is not None:
+            return self.byte_fallback.decode(token_ids)
         return str(self.backend.decode(list(token_ids), skip_special_tokens=True))
 
     def tokens(self, token_ids: Iterable[int]) -> list[str]:

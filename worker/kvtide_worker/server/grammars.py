@@ -1,0 +1,55 @@
+"""The grammar that an answer must match, if any: of its format, of the tools that must be called, or of both."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llguidance import LLMatcher
+
+from kvtide_worker.server.chat_protocol import ChatRequest
+from kvtide_worker.server.conversation import Tool
+from kvtide_worker.server.errors import ApiError
+from kvtide_worker.server.protocol import GenerationRequest
+from kvtide_worker.server.response_format import ANSWER_JSON, ARGUMENTS_JSON, json_grammar, structured_grammar
+from kvtide_worker.server.service import Service
+from kvtide_worker.text.tool_format import ToolFormat
+
+
+async def answer_grammar(service: Service, body: GenerationRequest) -> str | None:
+    """Of the answer's format, checked; None for free text. Raises ApiError 400 where it is no grammar."""
+    guided = body.guided
+    if guided is not None:
+        param = "structured_outputs" if body.structured_outputs is not None else "guided_json"
+        try:
+            return await service.checked(structured_grammar(guided), param)
+        except ValueError as error:
+            raise ApiError(400, f"{param}: {error}", param=param, code="invalid_grammar") from error
+    schema = body.response_format.schema_to_match if body.response_format is not None else None
+    return None if schema is None else await service.checked(json_grammar(schema), "response_format")
+
+
+async def chat_grammar(service: Service, body: ChatRequest, form: ToolFormat | None) -> str | None:
+    """As `answer_grammar`; where a tool must be called, of the calls, and where tools may be called and the answer has
+    a schema, of either. form: how the model calls tools, where it has some.
+    """
+    schema = body.response_format.schema_to_match if body.response_format is not None else None
+    if form is None or (not body.forced and schema is None):
+        return await answer_grammar(service, body)
+    tools = body.forced or body.offered
+    marker_id = service.model.tokenizer.special_id(form.marker) if form.marker else None
+    calls = form.rules(
+        [(tool.function.name, _parameters(tool)) for tool in tools],
+        parallel=body.parallel_tool_calls and len(body.forced) == len(body.tools),
+        marker_id=marker_id,
+    )
+    if body.forced:
+        start = "start: calls"
+    else:
+        start = f"start: calls | answer\nanswer: %json {json.dumps({'x-guidance': ANSWER_JSON, **(schema or {})})}"
+    return await service.checked(LLMatcher.grammar_from_lark(f"{start}\n{calls}"), "tools")
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of a call's arguments; a function without one has none."""
+    return {"x-guidance": ARGUMENTS_JSON, "type": "object", **(tool.function.parameters or {"properties": {}})}
