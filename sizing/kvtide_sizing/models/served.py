@@ -48,8 +48,8 @@ _SERVED = {
         rope=("default", "linear"),
         activation=("hidden_activation", "gelu_pytorch_tanh"),
     ),
-    # Its older files have other names for LongRoPE.
-    "Phi3ForCausalLM": _Served(rope=("default", "longrope", "su", "yarn"), rotates_part=True),
+    # su is what older files call LongRoPE.
+    "Phi3ForCausalLM": _Served(rope=("default", "longrope", "su"), rotates_part=True),
 }
 SERVED_ARCHITECTURES = tuple(_SERVED)
 

@@ -142,11 +142,12 @@ def test_what_is_not_served_says_what_is() -> None:
     assert served == {
         name
         for name in catalog.names()
-        if name.startswith(("llama", "smollm", "tinyllama", "gemma-3-270m", "gemma-3-1b"))
+        if name.startswith(("llama", "smollm", "tinyllama", "mistral", "qwen2", "gemma-3-270m", "gemma-3-1b", "phi-3"))
+        or name in ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b", "phi-4")
     }
-    assert catalog.builtin("qwen3-8b").unserved == (
-        "qwen3-8b is Qwen3ForCausalLM, which this release plans but does not serve; "
-        "LlamaForCausalLM and Gemma3ForCausalLM are served"
+    assert catalog.builtin("falcon-7b").unserved == (
+        "falcon-7b is FalconForCausalLM, which this release plans but does not serve; LlamaForCausalLM, "
+        "MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM, Phi3ForCausalLM are served"
     )
 
 

@@ -83,15 +83,13 @@ def test_what_is_not_known_or_contradicts_itself_is_refused(
         ),
         ({"rope.scaling.type": "yarn"}, "m scales RoPE by yarn, which is not served; default, linear, llama3 are"),
         ({"rope.dimension_count": 8}, "m rotates a part of each head, which is not served; all of it is"),
+        ({"tokenizer": ("gpt2", "qwen2")}, None),
+        ({"tokenizer": ("llama", "default")}, None),
         (
-            {"tokenizer": ("gpt2", "qwen2")},
-            "m has the tokenizer gpt2/qwen2, which is not served from a GGUF file of LlamaForCausalLM; "
-            "gpt2/gpt-2, gpt2/smollm are, and any from a folder with tokenizer.json",
-        ),
-        (
-            {"tokenizer": ("llama", "default")},
-            "m has the tokenizer llama/default, which is not served from a GGUF file of LlamaForCausalLM; "
-            "gpt2/gpt-2, gpt2/smollm are, and any from a folder with tokenizer.json",
+            {"tokenizer": ("gpt2", "kimi-k2")},
+            "m has the tokenizer gpt2/kimi-k2, which is not served from a GGUF file; gpt2/gpt-2, gpt2/smollm, "
+            "gpt2/llama-bpe, gpt2/dbrx, gpt2/gpt-4o, gpt2/tekken, gpt2/qwen2, llama/default are, and any from a folder "
+            "with tokenizer.json",
         ),
     ],
 )

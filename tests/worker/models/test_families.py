@@ -187,6 +187,7 @@ def test_weights_bytes(tmp_path: Path, family: str, tied: bool) -> None:
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}},
             "this worker knows default, longrope",
         ),
+        ("phi3", {"rope_parameters": {"rope_type": "su", "rope_theta": 1.0}}, "but does not say its 'short_factor'"),
         ("phi3", {"layer_types": ["sliding_attention"] * 2}, "but no sliding_window"),
     ],
 )

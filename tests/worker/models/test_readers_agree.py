@@ -9,12 +9,20 @@ import pytest
 from kvtide_sizing.errors import UnsupportedModel
 from kvtide_sizing.models import catalog
 from kvtide_sizing.models.config_json import shape_of_config
+from kvtide_sizing.models.served import SERVED_ARCHITECTURES
 from kvtide_worker.models.hf_config import read_config
 
+EACH_FAMILY = ["smollm2-135m", "mistral-7b-v0.1", "qwen2.5-0.5b", "qwen3-0.6b", "gemma-3-270m", "phi-3-mini"]
 SERVED = [name for name in catalog.names() if catalog.builtin(name).unserved is None]
-# What the worker needs beside sizes, as transformers' own defaults have it.
-HOW = {"rms_norm_eps": 1e-6, "eos_token_id": 1}
+# What stands in config.json beside sizes.
+HOW = {"eos_token_id": 1}
 
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 CHANGES: list[dict[str, Any]] = [
     {},
     {"model_type": None},
@@ -30,7 +38,16 @@ CHANGES: list[dict[str, Any]] = [
     {"partial_rotary_factor": 0.5},
     {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
     {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-    {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+    {"rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+    {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [2.0]}},
+    {"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 2},
+    {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
 ]
 
 
@@ -40,8 +57,8 @@ def written(folder: Path, name: str, change: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def test_there_are_models_of_both_families() -> None:
-    assert {catalog.builtin(name).architecture for name in SERVED} == {"LlamaForCausalLM", "Gemma3ForCausalLM"}
+def test_there_are_models_of_all_families() -> None:
+    assert {catalog.builtin(name).architecture for name in SERVED} == set(SERVED_ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -63,7 +80,7 @@ def test_the_same_sizes_are_read(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-@pytest.mark.parametrize("name", ["smollm2-135m", "gemma-3-270m"])
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_the_same_configurations_are_served(tmp_path: Path, name: str, change: dict[str, Any]) -> None:
     config = written(tmp_path, name, change)
     try:
@@ -71,7 +88,7 @@ def test_the_same_configurations_are_served(tmp_path: Path, name: str, change: d
     except UnsupportedModel:
         served = False
     if served:
-        read_config(tmp_path)
+        assert [layer.window for layer in shape_of_config(config, name).layers] == list(read_config(tmp_path).windows)
     else:
         with pytest.raises(UnsupportedModel):
             read_config(tmp_path)

@@ -20,7 +20,10 @@ _UNKNOWN = 2
 
 
 def processor(file: Path) -> SentencePieceProcessor:
-    """SentencePiece with the file's tokens and scores: BPE, byte fallback, spaces kept and none put before a text."""
+    """SentencePiece with the file's tokens and scores: BPE, byte fallback, spaces kept.
+
+    A space is put before a text unless the file says not to.
+    """
     fields = GgufFields(file)
     unknown_id = fields.get(gguf.Keys.Tokenizer.UNK_ID)
     tokens = fields.get(gguf.Keys.Tokenizer.LIST)
@@ -42,7 +45,8 @@ def processor(file: Path) -> SentencePieceProcessor:
         for number, name in ids
     )
     trainer = _message(2, _varint(3, _BPE) + _varint(4, len(tokens)) + _varint(35, 1) + specials)
-    normalizer = _message(3, _text(1, "identity") + _varint(3, 0) + _varint(4, 0) + _varint(5, 1))
+    space_before = fields.get(gguf.Keys.Tokenizer.ADD_PREFIX) is not False
+    normalizer = _message(3, _text(1, "identity") + _varint(3, int(space_before)) + _varint(4, 0) + _varint(5, 1))
     return SentencePieceProcessor(model_proto=pieces + trainer + normalizer)
 
 

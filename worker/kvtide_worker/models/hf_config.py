@@ -31,7 +31,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _llama(folder: Path, config: dict[str, Any]) -> ModelConfig:
-    _refuse(folder, config, "attention_bias", "mlp_bias", "sliding_window")
+    _refuse(folder, config, "sliding_window")
     return _gated(folder, config, "llama")
 
 
@@ -45,7 +45,6 @@ def _qwen2(folder: Path, config: dict[str, Any]) -> ModelConfig:
 
 
 def _qwen3(folder: Path, config: dict[str, Any]) -> ModelConfig:
-    _refuse(folder, config, "attention_bias")
     return _qwen(folder, {"head_dim": 128, **config}, "qwen3")
 
 
@@ -57,14 +56,30 @@ def _qwen(folder: Path, config: dict[str, Any], family: Family) -> ModelConfig:
 
 
 def _phi3(folder: Path, config: dict[str, Any]) -> ModelConfig:
-    return _gated(folder, {"rms_norm_eps": 1e-5, **config}, "phi3", window=config.get("sliding_window"))
+    return _gated(
+        folder,
+        {"rms_norm_eps": 1e-5, **config},
+        "phi3",
+        window=config.get("sliding_window"),
+        scalings=("default", "longrope", "su"),
+        rotates_part=True,
+    )
 
 
 def _gated(
-    folder: Path, config: dict[str, Any], family: Family, *, window: int | None = None, first_windowed: int = 0
+    folder: Path,
+    config: dict[str, Any],
+    family: Family,
+    *,
+    window: int | None = None,
+    first_windowed: int = 0,
+    scalings: tuple[str, ...] = ("default", "linear", "llama3"),
+    rotates_part: bool = False,
 ) -> ModelConfig:
     """What is built like Llama. A window, where there is one, is for the layers from first_windowed on."""
-    _refuse(folder, config, "quantization_config")
+    _refuse(folder, config, "mlp_bias", "quantization_config")
+    if family != "qwen2":  # whose queries, keys and values always have biases
+        _refuse(folder, config, "attention_bias")
     if config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"{folder} sets hidden_act={config['hidden_act']}; this worker runs 'silu'")
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -79,7 +94,7 @@ def _gated(
             None if size is None or size >= config["max_position_embeddings"] else size
             for size in _windows(folder, config, window, sliding)
         ),
-        rope=RopeReader(folder, config, head_dim, is_phi3=family == "phi3").only(),
+        rope=RopeReader(folder, config, head_dim, scalings, rotates_part).only(),
         window_rope=None,
         tied_embeddings=config.get("tie_word_embeddings", False),
     )
@@ -106,7 +121,7 @@ def _gemma3(folder: Path, config: dict[str, Any]) -> ModelConfig:
     sliding = [(layer + 1) % pattern != 0 for layer in range(config["num_hidden_layers"])]
     windows = _windows(folder, config, config.get("sliding_window", 4096), sliding)
     head_dim = config.get("head_dim", 256)
-    reader = RopeReader(folder, config, head_dim)
+    reader = RopeReader(folder, config, head_dim, scalings=("default", "linear"))
     return ModelConfig(
         **_common(folder, config),
         family="gemma3",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ import tokenizers
 from kvtide_worker.text.vocabulary import UnsupportedTokenizerError
 
 _UINT32, _UINT64 = struct.Struct("<I"), struct.Struct("<Q")
+
+
+def _never(_: str) -> bool:
+    return False
 
 
 class GgufFields:
@@ -39,13 +44,19 @@ class GgufFields:
         token_id = self.get(key)
         return None if token_id is None else str(self.get(gguf.Keys.Tokenizer.LIST)[token_id])
 
-    def added_tokens(self, kind: gguf.TokenType, *, normalized: bool) -> list[tokenizers.AddedToken]:
-        """The tokens of a kind that are found in a text before it is cut into others; control tokens are special."""
+    def added_tokens(
+        self, kind: gguf.TokenType, *, normalized: bool = False, takes_space: Callable[[str], bool] = _never
+    ) -> list[tokenizers.AddedToken]:
+        """The tokens of a kind that are found in a text before it is cut into others; only user-defined ones are text.
+
+        normalized:   they are looked for in the normalised text
+        takes_space:  of which of them the white space that follows is a part
+        """
         tokens: list[str] = self.get(gguf.Keys.Tokenizer.LIST)
         kinds: list[int] = self.get(gguf.Keys.Tokenizer.TOKEN_TYPE) or []
-        special = kind is gguf.TokenType.CONTROL
+        special = kind is not gguf.TokenType.USER_DEFINED
         return [
-            tokenizers.AddedToken(token, normalized=normalized, special=special)
+            tokenizers.AddedToken(token, normalized=normalized, special=special, rstrip=takes_space(token))
             for token, of_kind in zip(tokens, kinds, strict=False)
             if of_kind == kind
         ]
