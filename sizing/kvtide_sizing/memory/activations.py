@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtide_sizing.devices.device import DeviceKind
-from kvtide_sizing.memory.kv import KvLayout, TableLayout
+from kvtide_sizing.memory.kv import KvLayout
 from kvtide_sizing.shape import LayerShape, ModelShape
 
 _BF16, _FLOAT32, _INT64, _INT32 = 2, 4, 8, 4
@@ -43,17 +43,12 @@ _SMALL_BYTES = 16 << 10
 
 @dataclass(frozen=True)
 class _Step:
-    """A step's tokens: prefill of them in chunks, and one for each of decodes sequences, all context tokens long."""
+    """A step's tokens, of batch sequences up to context tokens long: one of each that decodes, the rest in chunks."""
 
     context: int
     batch: int
-    prefill: int
-    chunks: int
+    tokens: int
     decodes: int
-
-    @property
-    def tokens(self) -> int:
-        return self.prefill + self.decodes
 
 
 def step_bytes(
@@ -83,15 +78,14 @@ def step_bytes(
 
 
 def _prefill(layout: KvLayout, context: int, batch: int) -> _Step:
-    tokens = min(layout.step_tokens, batch * context)
-    return _Step(context, batch, tokens, chunks=-(-tokens // max(1, context)), decodes=0)
+    return _Step(context, batch, tokens=min(layout.step_tokens, batch * context), decodes=0)
 
 
 def _full_batch(layout: KvLayout, context: int, batch: int) -> _Step:
     """As few chunks as fill the budget, and decodes."""
     chunks = min(batch, max(1, -(-(layout.step_tokens - batch) // max(1, context - 1))))
     decodes = min(batch, layout.step_tokens) - chunks
-    return _Step(context, batch, min(layout.step_tokens - decodes, chunks * context), chunks, decodes)
+    return _Step(context, batch, min(layout.step_tokens, decodes + chunks * context), decodes)
 
 
 def _peak(
@@ -147,27 +141,32 @@ def _lasting(shape: ModelShape, kind: DeviceKind, layout: KvLayout, step: _Step)
 
 def _gpu_plan(layout: KvLayout, step: _Step) -> int:
     """Block tables of all sequences, as wide as the longest's, and where each new token is written."""
-    blocks = sum(_decode_blocks(table, layout, step) + layout.recent_blocks for table in layout.tables)
-    return step.batch * blocks * _INT32 + len(layout.tables) * step.tokens * _INT64
+    return step.batch * _table_entries(layout, step) * _INT32 + len(layout.tables) * step.tokens * _INT64
 
 
 def _cpu_plan(shape: ModelShape, layout: KvLayout, step: _Step) -> int:
     """Each table's block ids and spans, each window's pieces of work, and parts of results of decodes that are cut."""
-    sequences = step.decodes + step.chunks
-    blocks = sum(
-        step.decodes * _decode_blocks(table, layout, step)
-        + step.chunks * _chunk_blocks(table, layout, step)
-        + sequences * layout.recent_blocks
-        for table in layout.tables
-    )
     pieces = {table.window: _pieces(table.window, step.context) for table in layout.tables}
-    units = sum(step.decodes * each + -(-step.prefill // CHUNK_TOKENS) + step.chunks for each in pieces.values())
+    units = sum(step.decodes * each + -(-step.tokens // CHUNK_TOKENS) + step.batch for each in pieces.values())
+    spans = len(layout.tables) * step.batch
+    ids = step.batch * _table_entries(layout, step)
     most = max(pieces.values())
-    # A chunk has one part too, though it leaves nothing there.
-    slots = (step.decodes * most if most > 1 else 0) + step.chunks
-    parts = slots * (shape.query_heads * (shape.head_dim + 2) * _FLOAT32 + shape.kv_heads * _INT32)
-    spans = len(layout.tables) * sequences * _SPAN_FIELDS
-    return blocks * _INT32 + (spans + units * _UNIT_FIELDS) * _INT64 + parts
+    # A chunk of several pieces has a part too, though it leaves nothing there.
+    parts = (step.decodes * most if most > 1 else 0) + min(step.batch, step.tokens // (CHUNK_TOKENS + 1))
+    part = shape.query_heads * (shape.head_dim + 2) * _FLOAT32 + shape.kv_heads * _INT32
+    return ids * _INT32 + (spans * _SPAN_FIELDS + units * _UNIT_FIELDS) * _INT64 + parts * part
+
+
+def _table_entries(layout: KvLayout, step: _Step) -> int:
+    """Blocks that a sequence attends to and is written to at most, over all tables, recent ones included."""
+    whole = -(-step.context // layout.block_size)
+    entries = len(layout.tables) * layout.recent_blocks
+    for table in layout.tables:
+        # A chunk that is all of the step reaches into most.
+        seen = step.context if table.window is None else table.window - 1 + max(0, step.tokens - 1)
+        reach = -(-seen // layout.block_size) + 1
+        entries += min(whole, reach)
+    return entries
 
 
 def _pieces(window: int | None, context: int) -> int:
@@ -179,32 +178,15 @@ def _pieces(window: int | None, context: int) -> int:
 
 
 def _attention(shape: ModelShape, kind: DeviceKind, step: _Step, layer: LayerShape, key_bases: bool) -> int:
-    """A layer's attention: its heads before and after the rotation, and what the kernels take."""
+    """A layer's attention: projected heads, and what is made of them."""
     query, key = shape.query_heads * layer.head_dim, layer.kv_heads * layer.head_dim
     value = layer.kv_heads * layer.value_dim
-    result = shape.query_heads * (layer.value_dim or layer.head_dim)
     heads = step.tokens * (query + key + value) * _BF16
-    # where heads are normalised: a float32 copy and its square
+    # Where heads are normalised: a float32 copy and its square. No attention takes as much: in bfloat16 rotated heads,
+    # a result, and on a CPU all heads side by side; on a GPU rotated heads, a result, and float32 parts of it.
     normalised = step.tokens * (query + key) * 2 * _FLOAT32
-    attending = step.tokens * (query + key + result) * _BF16
-    if kind is DeviceKind.CPU:
-        # the kernels' own copies, whose rows lie side by side
-        return heads + max(normalised, attending + step.tokens * (query + key + value) * _BF16)
-    # queries in float32, as their product's operand, and turned
-    turning = step.tokens * (query + key) * _BF16 + (step.tokens * 3 * query * _FLOAT32 if key_bases else 0)
-    # float32 parts of results that a kernel merges
-    return heads + max(normalised, turning, attending + step.tokens * result * _FLOAT32)
-
-
-def _decode_blocks(table: TableLayout, layout: KvLayout, step: _Step) -> int:
-    """Blocks of one table that a decode attends to."""
-    return table.sequence_blocks(step.context, layout.block_size)
-
-
-def _chunk_blocks(table: TableLayout, layout: KvLayout, step: _Step) -> int:
-    """Blocks of one table that a chunk attends to, and is written to."""
-    whole = -(-step.context // layout.block_size)
-    if table.window is None:
-        return whole
-    chunk = -(-step.prefill // step.chunks) if step.chunks else 0
-    return min(whole, -(-(table.window - 1 + chunk - 1) // layout.block_size) + 1)
+    if kind is DeviceKind.CPU or not key_bases:
+        return heads + normalised
+    # rotated heads, and queries in float32, as their product's operand, and turned
+    turning = step.tokens * (query + key) * _BF16 + step.tokens * 3 * query * _FLOAT32
+    return heads + max(normalised, turning)
