@@ -40,8 +40,15 @@ _GEMMA3_NAMES = {
 }
 
 
-def write_llama(path: Path, model: LlamaForCausalLM, rope_freqs: np.ndarray | None = None, **fields: Any) -> None:
-    """Rows of Q and K are permuted. Fields are what a test changes of the header."""
+def write_llama(
+    path: Path,
+    model: LlamaForCausalLM,
+    rope_freqs: np.ndarray | None = None,
+    stored: dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
+    **fields: Any,
+) -> None:
+    """Rows of Q and K are permuted. Fields are what a test changes of the header; stored: tensors whose rows are bytes
+    of blocks."""
     config = model.config
     writer = _writer(path, config, fields.get("architecture", "llama"))
     writer.add_head_count_kv(fields.get("head_count_kv", config.num_key_value_heads))
@@ -52,13 +59,13 @@ def write_llama(path: Path, model: LlamaForCausalLM, rope_freqs: np.ndarray | No
     if "rope_scaling" in fields:
         writer.add_rope_scaling_type(fields["rope_scaling"])
     for name, parameter in model.named_parameters():
-        weight = parameter.detach().numpy()
+        weight, kind = (stored or {}).get(name, (parameter.detach().numpy(), None))
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         for projection, count in heads.items():
             if projection in name:
                 split = weight.reshape(count, 2, weight.shape[0] // count // 2, weight.shape[1])
                 weight = np.ascontiguousarray(split.swapaxes(1, 2).reshape(weight.shape))
-        writer.add_tensor(_gguf_name(name, _LLAMA_NAMES), weight)
+        writer.add_tensor(_gguf_name(name, _LLAMA_NAMES), weight, raw_dtype=kind)
     if rope_freqs is not None:
         writer.add_tensor("rope_freqs.weight", rope_freqs)
     _write(writer)

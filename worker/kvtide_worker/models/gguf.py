@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import gguf
+import numpy as np
 import torch
 
+from kvtide_sizing.errors import UnsupportedModel
 from kvtide_worker.models.chunks import row_chunks
 from kvtide_worker.models.config import Family, ModelConfig
 from kvtide_worker.models.gguf_config import read_config
@@ -48,11 +51,17 @@ _FAMILY_NAMES: dict[Family, dict[str, str]] = {
 
 
 class GgufCheckpoint:
-    """A model in a GGUF file. Raises UnsupportedModel for architectures and options that are not run."""
+    """A model in a GGUF file. Raises UnsupportedModel for architectures, options and quantisations that are not run."""
 
     def __init__(self, path: Path) -> None:
         self._file = GgufMetadata(path)
         self.config: ModelConfig = read_config(self._file)
+        for tensor in self._file.tensors.values():
+            if not _is_read(tensor.tensor_type):
+                raise UnsupportedModel(
+                    f"{path} stores {tensor.name} as {tensor.tensor_type.name}, which is not read; "
+                    f"Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, the K-quants Q2_K to Q6_K, F16, BF16 and F32 are"
+                )
 
     def shape(self, name: str) -> tuple[int, ...]:
         """As `Checkpoint.shape`."""
@@ -88,6 +97,17 @@ class GgufCheckpoint:
             return f"{_MODEL_NAMES[name]}.{kind}"
         _, _, layer, part = name.split(".", 3)
         return f"blk.{layer}.{(_LAYER_NAMES | _FAMILY_NAMES[self.config.family])[part]}.{kind}"
+
+
+@cache
+def _is_read(kind: gguf.GGMLQuantizationType) -> bool:
+    """Whether the package dequantises blocks of this kind, which it says only when it is asked to."""
+    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    try:
+        gguf.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _undo_interleave(rows: torch.Tensor, heads: int) -> torch.Tensor:
