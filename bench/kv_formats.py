@@ -2,11 +2,15 @@
 
 Every token's key (behind RoPE) and value goes through the format before anything attends to it, its own token included,
 as in a decode. The rest is float32. Perplexity and the divergence from BF16 are of every token in windows of --tokens.
+
+It is for formats that no kernel stores, and for what the choice among them rests on; what is served is measured by
+`kvtide quality`, through the pool and the kernels.
 """
 
 import argparse
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +20,10 @@ from devcluster.model import gemma3_270m_gguf, smollm2_gguf
 from kvtide_kernels.codec import decode, encode
 from kvtide_kernels.hadamard import hadamard
 from kvtide_kernels.key_basis import KeyBasis, fit_key_basis
-from kvtide_sizing.formats import BF16, INT4, INT8, VectorFormat
+from kvtide_sizing.formats import BF16, INT4, INT8, RECENT_TOKENS, VectorFormat, choose_formats
+from kvtide_sizing.models.inspect import inspect_model
+from kvtide_sizing.models.sensitivity import with_measurement
+from kvtide_sizing.shape import ModelShape
 from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.config import ModelConfig
 from kvtide_worker.models.model import Model, load_model
@@ -101,6 +108,7 @@ VARIANTS: Mapping[str, Variant] = {
     "INT4 not rotated": Variant(asymmetric, asymmetric),
     "INT4": Variant(through(INT4), through(INT4)),
     "INT4, groups of 32": Variant(grouped, grouped),
+    "INT4, groups of 32, key basis, last 32 in BF16": Variant(grouped, grouped, basis=True, recent=32),
     "INT4, keys sealed by 64": Variant(Sealed(64), through(INT4)),
     "INT4, key basis": Variant(through(INT4), through(INT4), basis=True),
     "INT4, key basis, best clip": Variant(clipped, clipped, basis=True),
@@ -110,12 +118,31 @@ VARIANTS: Mapping[str, Variant] = {
 }
 
 
+# In as many bytes as INT4 in groups of 32: 5 bits an element.
+MIXED = "Mixed, 5 bits"
+
+
+def mixed(shape: ModelShape) -> list[Variant]:
+    """Each layer's, chosen by the shape's sensitivity in the bytes of INT4 in groups of 32."""
+    assert shape.sensitivity is not None
+    elements = sum(layer.kv_heads * (layer.head_dim + layer.value_dim) for layer in shape.layers)
+    return [
+        Variant(
+            through(chosen.key),
+            through(chosen.value),
+            basis=chosen.has_key_basis,
+            recent=RECENT_TOKENS if chosen.keeps_recent else 0,
+        )
+        for chosen in choose_formats(shape, shape.sensitivity, elements * 5 // 8)
+    ]
+
+
 @dataclass
 class Attention:
     """The attention of one text from its first token on; seen takes each layer's queries and keys."""
 
     config: ModelConfig
-    variant: Variant
+    variants: Sequence[Variant]
     bases: Mapping[int, KeyBasis] = field(default_factory=dict)
     seen: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None
 
@@ -123,16 +150,17 @@ class Attention:
         """As `AttentionStep.run`."""
         if self.seen is not None:
             self.seen[layer] = query.clone(), key.clone()
-        if self.variant.basis:
+        variant = self.variants[layer]
+        if variant.basis:
             query, key = self.bases[layer].queries(query), self.bases[layer].keys(key)
         key, value = key.bfloat16().float(), value.bfloat16().float()
-        stored_key, stored_value = self.variant.key(key), self.variant.value(value)
+        stored_key, stored_value = variant.key(key), variant.value(value)
         window, position = self.config.windows[layer], torch.arange(len(key))
         behind = position[:, None] - position
         hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
-        exact = behind < self.variant.recent
-        if isinstance(self.variant.key, Sealed):
-            block = position // self.variant.key.tokens
+        exact = behind < variant.recent
+        if isinstance(variant.key, Sealed):
+            block = position // variant.key.tokens
             exact_keys = block[:, None] == block
         else:
             exact_keys = exact
@@ -171,7 +199,7 @@ class Measured:
 
 def fit_bases(model: Model, tokens: torch.Tensor) -> dict[int, KeyBasis]:
     """The bases of all layers from a text's tokens."""
-    attention = Attention(model.config, VARIANTS["BF16"], seen={})
+    attention = Attention(model.config, [VARIANTS["BF16"]] * model.config.num_layers, seen={})
     model.forward(tokens, torch.arange(len(tokens)), attention, torch.arange(1))
     assert attention.seen is not None
     return {
@@ -195,7 +223,12 @@ def measure(name: str, options: argparse.Namespace) -> None:
 
     bases = fit_bases(model, window(options.calibrate, 0))
     wanted = ["BF16", *options.only] if options.only else list(VARIANTS)
-    variants = {known: VARIANTS[known] for known in dict.fromkeys(wanted)}
+    variants = {known: [VARIANTS[known]] * model.config.num_layers for known in dict.fromkeys(wanted)}
+    shape = inspect_model(path)
+    if options.sensitivity is not None:
+        shape = with_measurement(shape, json.loads(options.sensitivity.read_text()))
+    if shape.sensitivity is not None:
+        variants[MIXED] = mixed(shape)
     results = {known: Measured() for known in variants}
     for number in range(options.windows):
         tokens = window(options.text, number)
@@ -218,6 +251,7 @@ def main() -> None:
     parser.add_argument("--calibrate", type=Path, required=True, help="another text, for the key basis")
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--sensitivity", type=Path, help="of `kvtide quality --sensitivity`, to choose Mixed by")
     parser.add_argument("--model", choices=MODELS, action="append", help="both, unless named")
     parser.add_argument("--only", choices=VARIANTS, action="append", default=[], help="all, unless named")
     options = parser.parse_args()

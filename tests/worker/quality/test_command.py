@@ -70,13 +70,28 @@ def test_sensitivity_is_written_and_mixed_is_chosen_by_it(model: Path, text: Pat
     file = tmp_path / "sensitivity.json"
     assert run(model, "--text", text, "--sensitivity", file).exit_code == 0
     written = json.loads(file.read_text())
-    assert (written["tokens"], len(written["layers"])) == (16 * 32, 2)
+    assert (written["tokens"], len(written["layers"])) == (32 * 16, 2)
     result = run(
         *(model, "--text", text, "--precision", "K8V4,Mixed,INT4", "--mixed-by", file),
         *("--answer-tokens", 0, "--tokens", 60, "-o", "json"),
     )
     beside = {each["format"]: each.get("beside", {}).get("format") for each in json.loads(result.stdout)["formats"]}
     assert beside == {"BF16": None, "K8V4": None, "Mixed": "K8V4", "Mixed, 5 bits": "INT4", "INT4": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("none", "is no JSON as `kvtide quality --sensitivity` writes it"),
+        ("[]", "not a sensitivity as `kvtide quality"),
+    ],
+)
+def test_another_file_than_a_sensitivity_is_refused(model: Path, tmp_path: Path, content: str, says: str) -> None:
+    file = tmp_path / "sensitivity.json"
+    file.write_text(content)
+    result = run(model, "--mixed-by", file)
+    assert result.exit_code == 3
+    assert says in result.stderr
 
 
 @pytest.mark.parametrize(

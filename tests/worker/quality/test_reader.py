@@ -8,8 +8,9 @@ import torch
 
 from kvtide_kernels.pool import KVPool
 from kvtide_kernels.reference import ReferenceAttention
-from kvtide_sizing.formats import FLOAT32, INT4, LayerFormat
+from kvtide_sizing.formats import FLOAT32, INT4, LayerFormat, Precision
 from kvtide_sizing.memory.kv import kv_layout
+from kvtide_worker.quality.attention import Recording
 from kvtide_worker.quality.reader import Reader, held_tables
 from tests.worker.quality.tiny_measured import load_model, random_tokens, save_model
 
@@ -52,3 +53,20 @@ def test_every_block_is_held_once(tmp_path: Path) -> None:
     # One and two blocks of 64 tokens, and of each sequence 32 recent tokens in blocks of 16.
     assert num_blocks == 1 + 2 + 2 * 2
     assert sorted(held) == list(range(num_blocks))
+
+
+def test_a_replayed_chunk_is_as_one_that_was_read(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    measured = load_model(tmp_path)
+    texts = [random_tokens(70, 1), random_tokens(40, 2)]
+    exact = Reader.open(measured, measured.formats(Precision.BF16), [80, 80])
+    recording: Recording = {}
+    exact.read(texts, record=recording)
+    read, replayed = (Reader.open(measured, measured.formats(Precision.INT4), [80, 80]) for _ in range(2))
+    read.read(texts)
+    replayed.replay(texts, recording)
+    for token in (7, 8):
+        own, theirs = (reader.read([[token], [token]]) for reader in (replayed, read))
+        assert torch.equal(own, theirs)
+    # It was stored in INT4, not in BF16.
+    assert not torch.equal(exact.read([[7], [7]]), replayed.read([[7], [7]]))

@@ -1,15 +1,13 @@
-"""The sensitivity of layers: what hurts is found, and the file is read back."""
+"""The sensitivity of layers: what hurts is found, and can be read back."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import pytest
 import torch
 
-from kvtide_sizing.errors import InvalidModel
-from kvtide_worker.quality.sensitivity import measure_sensitivity, read_sensitivity, sensitivity_passes
+from kvtide_sizing.models.sensitivity import with_measurement
+from kvtide_worker.quality.sensitivity import measure_sensitivity, sensitivity_passes
 from kvtide_worker.quality.windows import spread
 from tests.worker.quality.tiny_measured import load_model, random_tokens, save_model
 
@@ -31,22 +29,4 @@ def test_the_layer_that_is_seen_most_is_the_most_sensitive(tmp_path: Path) -> No
     assert loud.value.int4 > 100 * quiet.value.int4
     assert loud.key.int4 > 100 * quiet.key.int4
 
-    file = tmp_path / "sensitivity.json"
-    file.write_text(json.dumps(found.to_json()))
-    assert read_sensitivity(file, measured.shape) == tuple(found.layers)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("no JSON", "is not what `kvtide quality --sensitivity` writes"),
-        ('{"layers": [{"key": {"INT8": 1}}]}', "is not what `kvtide quality --sensitivity` writes"),
-        ('{"layers": []}', "of a model with 0 layers, but .* has 2"),
-    ],
-)
-def test_another_file_is_refused(tmp_path: Path, content: str, says: str) -> None:
-    save_model(tmp_path)
-    file = tmp_path / "sensitivity.json"
-    file.write_text(content)
-    with pytest.raises(InvalidModel, match=says):
-        read_sensitivity(file, load_model(tmp_path).shape)
+    assert with_measurement(measured.shape, found.to_json()).sensitivity == tuple(found.layers)

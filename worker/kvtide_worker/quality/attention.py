@@ -21,6 +21,24 @@ class InBfloat16:
         return _Step(self.attention.plan(spans))
 
 
+# Of each layer, what its attention was asked: query, key and value in bfloat16.
+Recording = dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A step that keeps what it is asked."""
+
+    step: AttentionStep
+    into: Recording
+
+    def run(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """As `AttentionStep.run`."""
+        # Copies: the three are views of the layer's whole projection in another dtype.
+        self.into[layer] = query.bfloat16().clone(), key.bfloat16().clone(), value.bfloat16().clone()
+        return self.step.run(layer, query, key, value)
+
+
 @dataclass(frozen=True)
 class _Step:
     step: AttentionStep

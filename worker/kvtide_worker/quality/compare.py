@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from kvtide_sizing.formats import LayerFormat, Precision
+from kvtide_worker.quality.attention import Recording
 from kvtide_worker.quality.conversations import Conversation
 from kvtide_worker.quality.measured_model import MeasuredModel
 from kvtide_worker.quality.reader import Reader
@@ -16,20 +17,20 @@ from kvtide_worker.quality.statistics import TokenScores
 from kvtide_worker.quality.windows import Window
 
 # Sequences that are read together.
-BATCH = 16
+BATCH = 32
 
 _Item = TypeVar("_Item")
 
 Formats = Mapping[str, Sequence[LayerFormat]]
 
-# Told after each forward pass.
+# Told after each forward pass, but for those of prefills.
 Tick = Callable[[], None]
 
 
 def text_passes(formats: Formats, windows: Sequence[Window]) -> int:
     """How many forward passes `read_text` takes."""
     batches = _batches(windows)
-    return (len(formats) + 1) * sum(1 + max(window.scored for window in batch) for batch in batches)
+    return (len(formats) + 1) * sum(max(window.scored for window in batch) for batch in batches)
 
 
 def read_text(
@@ -40,9 +41,7 @@ def read_text(
     scores = {name: TokenScores() for name in everyone}
     for batch in _batches(windows):
         readers = _open(measured, everyone, [len(window.tokens) for window in batch])
-        for reader in readers.values():
-            reader.read([window.tokens[: window.prefilled] for window in batch])
-            tick()
+        _prefill(list(readers.values()), [window.tokens[: window.prefilled] for window in batch])
         for step in range(max(window.scored for window in batch)):
             pairs = [window.pair(step) for window in batch]
             targets = torch.tensor([pair[1] for pair in pairs if pair], device=measured.device)
@@ -117,6 +116,13 @@ def _with_exact(measured: MeasuredModel, formats: Formats) -> dict[str, Sequence
 
 def _open(measured: MeasuredModel, formats: Formats, capacities: Sequence[int]) -> dict[str, Reader]:
     return {name: Reader.open(measured, stored, capacities) for name, stored in formats.items()}
+
+
+def _prefill(readers: Sequence[Reader], tokens: Sequence[Sequence[int]]) -> None:
+    recording: Recording = {}
+    readers[0].read(tokens, record=recording)
+    for reader in readers[1:]:
+        reader.replay(tokens, recording)
 
 
 def _batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:

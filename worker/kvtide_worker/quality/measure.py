@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from kvtide_kernels.backends import check_served
-from kvtide_sizing.errors import InvalidWorkload, UnsupportedPrecision
+from kvtide_sizing.errors import InvalidModel, InvalidWorkload, UnsupportedPrecision
 from kvtide_sizing.formats import LayerFormat, Precision, bytes_per_token
+from kvtide_sizing.models.sensitivity import with_measurement
 from kvtide_worker.engine.cgroup import Cgroup
 from kvtide_worker.quality.compare import Tick, answer_passes, follow_answers, read_text, text_passes
 from kvtide_worker.quality.conversations import conversations
@@ -25,7 +27,6 @@ from kvtide_worker.quality.report import FormatReport, QualityReport
 from kvtide_worker.quality.sensitivity import (
     Sensitivity,
     measure_sensitivity,
-    read_sensitivity,
     sensitivity_passes,
 )
 from kvtide_worker.quality.statistics import answer_row, difference, text_row
@@ -37,7 +38,7 @@ OWN_TEXT = "text.txt"
 PREFILLED = 64
 
 # Few tokens, as all of them are read 4 · layers times, but far into a context: most of it is packed then.
-SENSITIVITY_WINDOWS, SENSITIVITY_WINDOW_TOKENS, SENSITIVITY_SCORED = 16, 256, 32
+SENSITIVITY_WINDOWS, SENSITIVITY_WINDOW_TOKENS, SENSITIVITY_SCORED = 32, 256, 16
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -75,8 +76,8 @@ def measure(settings: Settings, progress: Progress) -> QualityReport:
     texts = _texts(settings)
     measured = _load(settings, progress)
     if settings.sensitivity is not None:
-        sensitivity = read_sensitivity(settings.sensitivity, measured.shape)
-        measured = dataclasses.replace(measured, shape=dataclasses.replace(measured.shape, sensitivity=sensitivity))
+        shape = with_measurement(measured.shape, _json(settings.sensitivity))
+        measured = dataclasses.replace(measured, shape=shape)
     chosen = measured_formats(measured.shape, wanted)
     formats = {each.name: each.layers for each in chosen}
     _check(measured, [layer for layers in formats.values() for layer in layers])
@@ -142,6 +143,14 @@ def _texts(settings: Settings) -> dict[str, str]:
         return {str(file): file.read_text(encoding="utf-8") for file in settings.texts}
     except UnicodeDecodeError as error:
         raise InvalidWorkload(f"a text is no UTF-8: {error}; convert it, for example with iconv") from error
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidModel(f"{file} is no JSON as `kvtide quality --sensitivity` writes it: {error}") from error
+    return data if isinstance(data, dict) else {}
 
 
 def _tokens(measured: MeasuredModel, texts: dict[str, str]) -> list[int]:

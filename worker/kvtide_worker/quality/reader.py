@@ -13,7 +13,7 @@ from kvtide_kernels.pool import KVPool
 from kvtide_sizing.formats import LayerFormat
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
 from kvtide_worker.models.model import Model
-from kvtide_worker.quality.attention import InBfloat16
+from kvtide_worker.quality.attention import InBfloat16, Recorded, Recording
 from kvtide_worker.quality.measured_model import MeasuredModel
 
 # Of no consequence for what is stored; the size that the planner chooses most.
@@ -67,24 +67,39 @@ class Reader:
         attention = attention_over(pool, query_heads=config.query_heads, scale=config.attention_scale, bases=bases)
         return cls(measured.model, InBfloat16(attention), sequences, measured.device)
 
-    def read(self, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+    def read(self, tokens: Sequence[Sequence[int]], record: Recording | None = None) -> torch.Tensor:
         """Append new tokens to each sequence, to some none. Logits [sequences with new ones, vocabulary] of their last.
 
-        A sequence with one new token decodes, one with more reads them as a chunk.
+        A sequence with one new token decodes, one with more reads them as a chunk. record: takes what attention was
+        asked, for other readers to replay.
         """
-        reading = [index for index, new in enumerate(tokens) if new]
-        spans = [SequenceSpan(self._sequences[index], self._lengths[index], len(tokens[index])) for index in reading]
+        spans = self._append(tokens)
+        step = self._attention.plan(spans)
         positions = [position for span in spans for position in range(span.past_tokens, span.total_tokens)]
         lengths = torch.tensor([span.new_tokens for span in spans], device=self._device)
-        logits = self._model.forward(
+        return self._model.forward(
             torch.tensor([token for new in tokens for token in new], device=self._device),
             torch.tensor(positions, device=self._device),
-            self._attention.plan(spans),
+            step if record is None else Recorded(step, record),
             lengths.cumsum(0) - 1,
         )
+
+    @torch.inference_mode()
+    def replay(self, tokens: Sequence[Sequence[int]], recording: Recording) -> None:
+        """Append what another reader recorded as its first chunks: to store it is all that is left to do.
+
+        A first chunk attends to itself as it came, so that no layer's queries, keys and values hang on the format.
+        """
+        step = self._attention.plan(self._append(tokens))
+        for layer, (query, key, value) in recording.items():
+            step.run(layer, query, key, value)
+
+    def _append(self, tokens: Sequence[Sequence[int]]) -> list[SequenceSpan]:
+        reading = [index for index, new in enumerate(tokens) if new]
+        spans = [SequenceSpan(self._sequences[index], self._lengths[index], len(tokens[index])) for index in reading]
         for index, span in zip(reading, spans, strict=True):
             self._lengths[index] = span.total_tokens
-        return logits
+        return spans
 
 
 def held_tables(layout: KvLayout, capacities: Sequence[int]) -> tuple[list[list[HeldTable]], int]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kvtide_sizing.errors import InvalidModel
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
-from kvtide_sizing.shape import LayerSensitivity, ModelShape, SideSensitivity
+from kvtide_sizing.shape import LayerSensitivity, SideSensitivity
 from kvtide_worker.quality.compare import Tick, read_text, text_passes
 from kvtide_worker.quality.measured_model import MeasuredModel
 from kvtide_worker.quality.windows import Window
@@ -48,28 +45,6 @@ class Sensitivity:
                 for layer in self.layers
             ],
         }
-
-
-def read_sensitivity(file: Path, shape: ModelShape) -> tuple[LayerSensitivity, ...]:
-    """What `Sensitivity.to_json` wrote of a model of this shape.
-
-    Raises InvalidModel where the file is of another kind or of a model with other layers.
-    """
-    try:
-        layers = tuple(
-            LayerSensitivity(
-                *(SideSensitivity(float(layer[side]["INT8"]), float(layer[side]["INT4"])) for side in ("key", "value"))
-            )
-            for layer in json.loads(file.read_text(encoding="utf-8"))["layers"]
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidModel(f"{file} is not what `kvtide quality --sensitivity` writes: {error!r}") from error
-    if len(layers) != shape.num_layers:
-        raise InvalidModel(
-            f"{file} is of a model with {len(layers)} layers, but {shape.name} has {shape.num_layers}: measure it with "
-            f"`kvtide quality --sensitivity`"
-        )
-    return layers
 
 
 def sensitivity_passes(layers: int, windows: Sequence[Window]) -> int:
