@@ -73,6 +73,50 @@ def test_explain_prints_the_formula_with_its_numbers() -> None:
     assert "32 KV heads · (128 · 2 + 128 · 2) = 524,288" in " ".join(table.split())
 
 
+def test_explain_says_what_recent_tokens_and_key_bases_take() -> None:
+    asked = ["plan", "--model", "smollm2-135m", "--device", "cpu:1280Mi", "--context", "2048", "--precision", "INT4"]
+    lines = "\n".join(json.loads(kvtide(*asked, "--explain", "-o", "json").stdout)["explanation"])
+    # a block: 64 tokens of 30 layers, 3 heads, 2 · (32 + 4) bytes
+    assert "its last 32 in BF16 too, 64 ÷ 4 = 16 of them in a block: 2 blocks, 829,440 bytes a sequence" in lines
+    assert 829_440 == 2 * 64 * 30 * 3 * 72
+    # two matrices of 64² float32 and a centre of 64, of each layer's heads
+    assert "30 layers · 3 KV heads · (8 · 64² + 4 · 64) = 2,972,160, counted with the weights" in lines
+    assert 2_972_160 == 30 * 3 * (2 * 64 * 64 + 64) * 4
+    assert "− 272,002,176 weights and key bases −" in lines
+    assert 272_002_176 == 2 * 134_515_008 + 2_972_160
+    whole = json.loads(kvtide(*asked[:-1], "BF16", "--explain", "-o", "json").stdout)["explanation"]
+    assert not [line for line in whole if "recent" in line or "bases" in line]
+
+
+def test_mixed_is_chosen_by_a_sensitivity_that_is_given(tmp_path: Path) -> None:
+    layer = {"key": {"INT8": 0.001, "INT4": 0.01}, "value": {"INT8": 0.0001, "INT4": 0.001}}
+    keys = {"key": {"INT8": 0.1, "INT4": 1.0}, "value": {"INT8": 0.0001, "INT4": 0.001}}
+    file = tmp_path / "smollm2.json"
+    file.write_text(json.dumps({"model": "smollm2-135m", "text": "", "tokens": 1, "layers": [layer] * 29 + [keys]}))
+    asked = ["plan", "--model", "smollm2-135m", "--device", "cpu:2GiB", "--precision", "Mixed", "-o", "json"]
+    data = json.loads(kvtide(*asked, "--sensitivity", str(file)).stdout)
+    assert data["kv"]["layers"][-1] == {"layers": "29", "key": "BF16", "value": "INT4"}
+    assert "measured" in data["reasons"][0]
+    file.write_text("{")
+    refused = kvtide(*asked, "--sensitivity", str(file))
+    assert refused.returncode == 1
+    assert "smollm2.json cannot be read as JSON" in refused.stderr
+
+
+def test_nothing_that_plans_or_helps_imports_torch() -> None:
+    """`kvtide quality` and `kvtide serve` need it: they are listed, and loaded when they are called."""
+    program = (
+        "import sys; from kvtide_sizing.cli.main import main; main(sys.argv[1:], prog_name='kvtide', "
+        "standalone_mode=False); print('torch' in sys.modules, 'kvtide_worker' in sys.modules)"
+    )
+    for arguments in (["--help"], [*SEED, "--explain"], ["models"]):
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+        assert done.stdout.endswith("False False\n"), done.stdout
+    listed = kvtide("--help").stdout
+    assert "quality" in listed
+    assert "Measure what each KV format costs in perplexity" in listed
+
+
 def test_a_refusal_is_data_too() -> None:
     result = kvtide("plan", "--model", "llama-2-70b", "--device", "a100-80gb", "--context", "4096", "-o", "json")
     error = json.loads(result.stdout)["error"]
@@ -112,9 +156,10 @@ def test_what_is_built_in_can_be_listed(command: str, words: list[str]) -> None:
     ("arguments", "status", "words"),
     [
         (
+            # 68,976,648,192 parameters of 2 bytes, and 80 · 8 key bases of 131,584
             ["--model", "llama-2-70b", "--device", "a100-80gb", "--context", "4096"],
             2,
-            ["weights 128.5 GiB", "device.count 2"],
+            ["weights 128.6 GiB", "device.count 2"],
         ),
         (["--model", "llama-2-7b", "--device", "a100-80gb", "--context", "8192"], 1, ["8192", "write 4096 or less"]),
         (["--model", "llama-9", "--device", "h200"], 1, ["'llama-9'", "llama-2-7b"]),

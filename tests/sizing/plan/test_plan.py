@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvtide_sizing import served
 from kvtide_sizing.devices.device import Device, DeviceKind, device_named
 from kvtide_sizing.errors import (
     DoesNotFit,
@@ -15,6 +16,7 @@ from kvtide_sizing.errors import (
     UnsupportedPolicy,
     UnsupportedPrecision,
 )
+from kvtide_sizing.formats import Precision
 from kvtide_sizing.memory.budget import MAX_BATCH, STEP_TOKEN_BUDGET
 from kvtide_sizing.models import catalog
 from kvtide_sizing.plan import Plan, Policy, Profile, Workload, plan
@@ -77,6 +79,43 @@ def test_the_block_size_follows_the_expected_sequence(
     assert plan_of(device="cpu:4Gi", workload=workload).kv.block_size_tokens == block_size
 
 
+@pytest.mark.parametrize(
+    ("precision", "prompt", "block_size"),
+    [
+        # 4608 tokens leave 128 of 256 empty, 2.8 %; the last 32 in BF16 take 128 tokens' room and a block of their own
+        ("INT8", 4096, 256),
+        ("K8V4", 4096, 128),
+        ("INT4", 4096, 128),
+        ("INT4", 4607, 128),
+        ("INT4", 4608, 256),  # 128 + 128 of 5120 are 5 %
+    ],
+)
+def test_recent_tokens_should_fill_their_blocks_too(precision: str, prompt: int, block_size: int) -> None:
+    workload = Workload(Profile.DOCUMENTS, mean_prompt_tokens=prompt)
+    assert plan_of(device="cpu:4Gi", workload=workload, policy=Policy(precision)).kv.block_size_tokens == block_size
+
+
+def test_recent_tokens_and_key_bases_are_counted() -> None:
+    """SmolLM2 in INT4: 30 layers of 3 heads of 64, whose blocks of 64 tokens have 64 · 30 · 3 · 72 bytes."""
+    bf16, int4 = (plan_of(workload=Workload(max_context_tokens=2048), policy=Policy(name)) for name in ("BF16", "INT4"))
+    assert int4.kv.bytes_per_block == 64 * 30 * 3 * 72
+    assert (bf16.kv.recent_blocks, int4.kv.recent_blocks) == (0, 2)
+    assert int4.max_concurrency == int4.kv.num_blocks // (2048 // 64 + 2)
+    # two float32 matrices of 64 · 64 and a centre of 64 for each head
+    assert int4.memory.weights_bytes - bf16.memory.weights_bytes == 30 * 3 * (8 * 64**2 + 4 * 64)
+    assert any("2 more for the last 32 tokens in BF16" in reason for reason in int4.reasons)
+
+
+def test_each_of_several_devices_has_its_heads_bases() -> None:
+    """Llama 2 70B: 80 layers, four of eight KV heads of 128 on each of two."""
+    two = replace(device_named("a100-80gb"), count=2)
+    bf16, int8 = (
+        plan(catalog.builtin("llama-2-70b"), two, Workload(max_context_tokens=4096), Policy(name))
+        for name in ("BF16", "INT8")
+    )
+    assert int8.memory.weights_bytes - bf16.memory.weights_bytes == 80 * 4 * (8 * 128**2 + 4 * 128)
+
+
 def test_what_was_asked_is_kept() -> None:
     policy = Policy(precision="BF16", block_size_tokens=128, kv_heads=3)
     result = plan_of(workload=Workload(max_context_tokens=1000), policy=policy)
@@ -120,7 +159,8 @@ def test_a_wish_for_concurrency_raises_the_cap_up_to_the_steps_tokens() -> None:
 def test_a_concurrency_that_is_not_reached_is_a_warning_with_the_numbers() -> None:
     result = plan_of(workload=Workload(max_context_tokens=2048, target_concurrency=32))
     warning = next(warning for warning in result.warnings if warning.startswith("targetConcurrency"))
-    for number in (32, 32 * 2048, result.kv.capacity_tokens, result.max_concurrency, result.batch_limit):
+    # in K8V4, of which every sequence has 2 blocks of 64 for its last tokens in BF16
+    for number in (32, 32 * (2048 + 2 * 64), result.kv.capacity_tokens, result.max_concurrency, result.batch_limit):
         assert str(number) in warning
 
 
@@ -206,7 +246,8 @@ def test_chat_takes_smaller_numbers_first_and_documents_fewer_heads(
     assert (result.attention.native_kv_heads, result.attention.query_heads) == (40, 40)
 
 
-def test_what_is_served_bounds_what_is_chosen() -> None:
+def test_what_is_served_bounds_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "PRECISIONS", frozenset({Precision.BF16}))
     workload = Workload(max_context_tokens=4096, target_concurrency=8)
     result = plan_of("llama-2-13b", "a100-40gb", workload, Policy(served_only=True))
     assert result.kv.precision == "BF16"
@@ -263,7 +304,12 @@ def test_a_measured_overhead_takes_the_estimates_place() -> None:
         (CHAT, {"block_size_tokens": 48}, InvalidWorkload, "blockSizeTokens 48: write one of 16, 32, 64, 128, 256"),
         (CHAT, {"precision": "int8"}, UnsupportedPrecision, "'int8' is no KV precision; write BF16"),
         (CHAT, {"precision": "FP8"}, UnsupportedPrecision, "FP8 KV needs .* cpu does not; write INT8"),
-        (CHAT, {"precision": "INT8", "served_only": True}, UnsupportedPrecision, "INT8 is not served .* write BF16 or"),
+        (
+            CHAT,
+            {"precision": "FP8", "served_only": True},
+            UnsupportedPrecision,
+            "kvCache.precision FP8 is not served by this release; write BF16, INT8, Mixed, K8V4, INT4 or Auto",
+        ),
         (CHAT, {"kv_heads": 1, "served_only": True}, UnsupportedPolicy, "kvHeads 1 is not served .* has 3 KV heads"),
         (CHAT, {"kv_heads": 2}, UnsupportedPolicy, "kvHeads 2: .* 9 query heads over 3 KV heads; write one of 1, 3"),
         (CHAT, {"kv_heads": "Some"}, InvalidWorkload, "kvHeads 'Some': write Native, Auto or a number"),
