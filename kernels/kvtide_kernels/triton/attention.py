@@ -10,6 +10,7 @@ import torch
 from kvtide_kernels.attention import SequenceSpan
 from kvtide_kernels.key_basis import KeyBasis
 from kvtide_kernels.pool import KVPool
+from kvtide_kernels.triton.graph_plan import GraphPlan
 from kvtide_kernels.triton.items import Grid
 from kvtide_kernels.triton.layer import KernelLayer, Scoring
 from kvtide_kernels.triton.plan import plans_in, table_arrays, to_host
@@ -79,6 +80,10 @@ class TritonAttention:
         plans = plans_in(to_host(arrays, device).to(device, non_blocking=True), arrays)
         items = max(len(plan.decodes) if len(plan.parts) else 0 for plan in plans)
         return TritonAttentionStep(self, plans, Parts.empty(items * self.query_heads, self.pool.head_dim, device))
+
+    def graph_plan(self, *, sequences: int, tokens: int, split: bool | None = None) -> GraphPlan:
+        """A plan of decodes that stays where it is, for CUDA graphs: `GraphPlan`."""
+        return GraphPlan(self, sequences=sequences, tokens=tokens, split=split)
 
 
 def arithmetic(device: torch.device) -> str:

@@ -111,10 +111,15 @@ def most_items(sequences: int, tokens: int, grid: Grid) -> int:
     return min(grid.programs // grid.heads + 2 * sequences, sequences * (-(-tokens // SPLIT_TOKENS) + 1))
 
 
-def decode_items(rows: Sequence[Row], grid: Grid) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """`TablePlan.decodes`, and `TablePlan.parts` where a sequence has several."""
+def decode_items(
+    rows: Sequence[Row], grid: Grid, *, split: bool | None = None
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """`TablePlan.decodes`, and `TablePlan.parts` where any is split.
+
+    split: False for one item a sequence; True for parts even where each sequence has one; None for what is fastest
+    """
     decodes = [(number, row) for number, row in enumerate(rows) if row.new == 1]
-    chunk = split_tokens([row.end - row.first for _, row in decodes], grid)
+    chunk = None if split is False else split_tokens([row.end - row.first for _, row in decodes], grid)
     items: list[tuple[int, ...]] = []
     parts: list[tuple[int, ...]] = []
     for number, row in decodes:
@@ -122,7 +127,7 @@ def decode_items(rows: Sequence[Row], grid: Grid) -> tuple[list[tuple[int, ...]]
         borders = [row.first, *inner, row.end]
         parts.append((row.start, len(items), len(borders) - 1))
         items += [(row.start, number, begin, end, row.recent, row.end) for begin, end in pairwise(borders)]
-    return items, [] if chunk is None else parts
+    return items, parts if split or chunk is not None else []
 
 
 def prefill_items(rows: Sequence[Row], grid: Grid) -> list[tuple[int, ...]]:

@@ -51,27 +51,39 @@ class PlanArray:
     @property
     def rows(self) -> int:
         """How many."""
-        return len(self.values) // (1 if self.columns is None else max(1, self.columns))
+        return len(self.values) // self.width if self.width else 0
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row."""
+        return 1 if self.columns is None else self.columns
 
     def padded(self, rows: int, fill: int) -> PlanArray:
         """With more rows, all of that number."""
-        missing = (rows - self.rows) * (self.columns or 1)
-        return PlanArray(self.values + [fill] * missing, self.columns)
+        return PlanArray(self.values + [fill] * (self.width * (rows - self.rows)), self.columns)
 
 
 Arrays = dict[str, PlanArray]
 
 
 def table_arrays(
-    spans: Sequence[SequenceSpan], number: int, layout: KvLayout, grid: Grid, *, least_blocks: int = 1
+    spans: Sequence[SequenceSpan],
+    number: int,
+    layout: KvLayout,
+    grid: Grid,
+    *,
+    least_blocks: int = 1,
+    split: bool | None = None,
 ) -> Arrays:
     """The arrays of that one of the layout's tables, by their names in `TablePlan`.
 
-    least_blocks: that a row of the tables has room for. Raises ValueError as `SequenceSpan.check` does.
+    least_blocks: that a row of the tables has room for; split: as in `decode_items`
+
+    Raises ValueError as `SequenceSpan.check` does.
     """
     rows = table_rows(spans, number, layout)
     width = -(-max(least_blocks, *(len(row.blocks) for row in rows), 0) // _ALIGN) * _ALIGN
-    decodes, parts = decode_items(rows, grid)
+    decodes, parts = decode_items(rows, grid, split=split)
     return {
         "slots": PlanArray(_flat(row.slots(layout.block_size) for row in rows), None),
         "recent_slots": PlanArray(_flat(row.recent_slots(layout) for row in rows), None),

@@ -10,16 +10,17 @@ from kvtide_kernels.triton.arena import rotation
 from kvtide_kernels.triton.decode import decode_kernel, reduce_kernel
 from kvtide_kernels.triton.moves import copy_kernel, reencode_kernel
 from kvtide_kernels.triton.prefill import prefill_kernel
+from kvtide_kernels.triton.recent import keep_recent_kernel
 from kvtide_kernels.triton.shapes import decode_launch, padded, prefill_launch
 from kvtide_kernels.triton.write import write_kernel
-from kvtide_sizing.formats import BF16, INT8, LayerFormat
+from kvtide_sizing.formats import BF16, INT8, RECENT_PARTS, RECENT_TOKENS, LayerFormat
 
 KV_HEADS = 8
 
 # What an argument points to; the rest are int32, or float32 for scores.
 _POINTERS = {
     "*u8": ("key_arena", "value_arena", "old", "new", "storage"),
-    "*i32": ("tables", "items", "parts", "slots", "pairs"),
+    "*i32": ("tables", "recent_tables", "items", "parts", "slots", "recent_slots", "pairs"),
     "*fp32": ("part_values", "part_tops", "part_totals"),
 }
 _TYPES = {name: kind for kind, names in _POINTERS.items() for name in names} | {"scale": "fp32", "cap": "fp32"}
@@ -64,6 +65,9 @@ def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, target
         "VALUE_HEAD_STRIDE": block * value.vector_bytes(head_dim),
         "VALUE_RUN": rotation(value, head_dim),
     }
+    rows = block // RECENT_PARTS
+    kept = {"RECENT": RECENT_TOKENS if stored.keeps_recent else 0, "RECENT_ROWS": rows}
+    blocks = {"RECENT_BLOCKS": -(-RECENT_TOKENS // rows)}
     head = {"KV_HEADS": KV_HEADS, "DIM": head_dim, "WIDTH": width, "BLOCK": block}
     extra = {"CAPPED": False, "SINKS": False}
     math = "plain" if target.startswith("gfx") else "ptx"
@@ -76,6 +80,8 @@ def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, target
             decode_kernel,
             head
             | sides
+            | kept
+            | blocks
             | extra
             | {"GROUP": group, "M": decode.rows, "TILE": decode.tile, "SPLIT": split, "MATH": math},
             decode.warps,
@@ -92,6 +98,8 @@ def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, target
             prefill_kernel,
             head
             | sides
+            | kept
+            | blocks
             | extra
             | {"GROUP": group, "HEADS": prefill.heads, "M": prefill.launch.rows, "TILE": prefill.launch.tile}
             | {"WINDOWED": False, "MATH": math},
@@ -100,7 +108,9 @@ def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, target
         )
     )
     turned = {"QUERY_HEADS": group * KV_HEADS, "ROWS": 1, "ROPE": True, "TURN_QUERY": True, "TURN_KEY": True}
-    found.append(Specimen("write", write_kernel, head | sides | turned | {"KEY_RUN": rotation(key, head_dim)}, 1))
+    found.append(
+        Specimen("write", write_kernel, head | sides | kept | turned | {"KEY_RUN": rotation(key, head_dim)}, 1)
+    )
     merged = {
         "HEADS": group * KV_HEADS,
         "DIM": head_dim,
@@ -109,6 +119,10 @@ def specimens(stored: LayerFormat, head_dim: int, group: int, block: int, target
         "VALUE_RUN": rotation(value, head_dim),
     }
     found.append(Specimen("reduce", reduce_kernel, merged | {"SINKS": False}, 4))
+    if stored.keeps_recent:
+        strides = {name: sides[name] for name in ("KEY_HEAD_STRIDE", "VALUE_HEAD_STRIDE")}
+        constants = {name: head[name] for name in ("KV_HEADS", "DIM", "WIDTH")} | strides | kept | blocks
+        found.append(Specimen("keep-recent", keep_recent_kernel, constants, 4))
     words = KV_HEADS * sides["KEY_HEAD_STRIDE"] // 4
     found.append(Specimen("copy", copy_kernel, {"BLOCK_WORDS": words, "STEP": 1024}, 4))
     if value != BF16:

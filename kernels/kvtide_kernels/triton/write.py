@@ -91,14 +91,14 @@ def write_kernel(
             recent_row = tl.maximum(recent, 0) % RECENT_ROWS * (2 * DIM)
             recent_at = (tl.maximum(recent, 0) // RECENT_ROWS * KV_HEADS + head).to(tl.int64)
             is_recent = (recent >= 0)[:, None] & mask
-            to = (key_arena + recent_at * KEY_HEAD_STRIDE + recent_row).to(tl.pointer_type(tl.bfloat16))
-            tl.store(to[:, None] + columns[None, :], x.to(tl.bfloat16), mask=is_recent)
+            beside = (key_arena + recent_at * KEY_HEAD_STRIDE + recent_row).to(tl.pointer_type(tl.bfloat16))
+            tl.store(beside[:, None] + columns[None, :], x.to(tl.bfloat16), mask=is_recent)
         store_vectors(x, key_arena + at * KEY_HEAD_STRIDE, row, kept, ROWS, DIM, WIDTH, KEY_BITS, KEY_RUN, BLOCK)
         values = value + long_token * value_stride + head * DIM
         x = _load_head(values, token, live, cos, sin, DIM, WIDTH, False)
         if RECENT > 0:
-            to = (value_arena + recent_at * VALUE_HEAD_STRIDE + recent_row).to(tl.pointer_type(tl.bfloat16))
-            tl.store(to[:, None] + columns[None, :], x.to(tl.bfloat16), mask=is_recent)
+            beside = (value_arena + recent_at * VALUE_HEAD_STRIDE + recent_row).to(tl.pointer_type(tl.bfloat16))
+            tl.store(beside[:, None] + columns[None, :], x.to(tl.bfloat16), mask=is_recent)
         store_vectors(
             x,
             value_arena + at * VALUE_HEAD_STRIDE,

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvtide_kernels.attention import SequenceSpan
+from kvtide_kernels.attention import AttentionStep, SequenceSpan
 from kvtide_kernels.key_basis import KeyBasis
 from kvtide_kernels.reference import ReferenceAttention
 from kvtide_kernels.triton.attention import TritonAttention
-from kvtide_kernels.triton.step import TritonAttentionStep
 from kvtide_sizing.formats import INT4, LayerFormat
 from kvtide_sizing.memory.kv import KvLayout, TableLayout
 from tests.kernels.triton.interpreted.oracle import Held, pool_of_nan
@@ -131,7 +130,7 @@ class Twins:
         for number, new in news:
             self.sequences[number].tokens += new
 
-    def check(self, spans: Sequence[SequenceSpan], ours: TritonAttentionStep, rows: int | None = None) -> None:
+    def check(self, spans: Sequence[SequenceSpan], ours: AttentionStep, rows: int | None = None) -> None:
         """A planned step of these spans against the reference's. rows: of the batch, more than the spans have."""
         theirs = self.reference.plan(spans)
         tokens = sum(span.new_tokens for span in spans)
