@@ -10,15 +10,8 @@ import torch
 
 from kvtide_kernels.attention import SequenceSpan
 from kvtide_kernels.cpu.library import SPAN_FIELDS, UNIT_FIELDS
+from kvtide_sizing.memory.activations import CHUNK_TOKENS, LONG_SPLIT_TOKENS, LONG_TOKENS, SPLIT_TOKENS
 from kvtide_sizing.memory.kv import KvLayout, TableLayout
-
-# Tokens that one piece of a decode attends to: in sequences of up to LONG_TOKENS, and in longer ones. Pieces begin at
-# multiples of it, so that they hang on the own sequence alone. Small enough that two cores share a sequence of a
-# thousand tokens evenly, large enough that what each piece costs beside its tokens does not show.
-SPLIT_TOKENS, LONG_SPLIT_TOKENS, LONG_TOKENS = 512, 2048, 4096
-
-# New tokens of a chunk that read the context together.
-CHUNK_TOKENS = 32
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,13 @@ from kvtide_sizing.shape import LayerShape, ModelShape
 
 _BF16, _FLOAT32, _INT64, _INT32 = 2, 4, 8, 4
 
-# What the CPU's kernels cut a decode into: pieces of so many tokens of what it attends to, or of so many where it
-# attends to more than LONG_TOKENS. Each leaves its part of the result in memory.
+# Tokens that one piece of a decode on a CPU attends to: in sequences of up to LONG_TOKENS, and in longer ones. Pieces
+# begin at multiples of it, so that they hang on the own sequence alone. Small enough that two cores share a sequence of
+# a thousand tokens evenly, large enough that what each piece costs beside its tokens does not show. Each leaves its
+# part of the result in memory.
 SPLIT_TOKENS, LONG_SPLIT_TOKENS, LONG_TOKENS = 512, 2048, 4096
 
-# New tokens of a prefill that are one piece of work.
+# New tokens of a chunk that read the context together.
 CHUNK_TOKENS = 32
 
 # How the CPU's kernels are told of a sequence's share of a step, and of a piece of work: so many int64 each.
