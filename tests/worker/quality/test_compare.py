@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from kvtide_sizing.formats import Precision
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
+from kvtide_worker.quality import compare as compare_module
 from kvtide_worker.quality import reader as reader_module
 from kvtide_worker.quality.compare import answer_passes, follow_answers, read_text, text_passes
 from kvtide_worker.quality.conversations import Conversation
@@ -64,6 +65,16 @@ def test_passes_are_counted(tmp_path: Path) -> None:
     formats = {INT4: measured.formats(Precision.INT4)}
     read_text(measured, formats, windows, lambda: ticks.append(1))
     assert len(ticks) == text_passes(formats, windows)
+
+
+def test_windows_are_read_together_up_to_so_many_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tmp_path)
+    measured, windows = load_model(tmp_path), windows_of(400, size=100)
+    together = read_text(measured, {}, windows, quiet)["BF16"]
+    monkeypatch.setattr(compare_module, "BATCH_TOKENS", 200)
+    assert text_passes({}, windows) == 2 * 51
+    by_two = read_text(measured, {}, windows, quiet)["BF16"]
+    assert sorted(by_two.losses) == pytest.approx(sorted(together.losses), abs=0.1)
 
 
 def test_keys_with_outliers_are_worse_without_their_basis(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from kvtide_worker.quality.scoring import ExactStep
 from kvtide_worker.quality.statistics import TokenScores
 from kvtide_worker.quality.windows import Window
 
-# Sequences that are read together.
-BATCH = 32
+# Sequences that are read together, and their tokens: each format has a pool for as many.
+BATCH, BATCH_TOKENS = 32, 16_384
 
 _Item = TypeVar("_Item")
 
@@ -29,8 +29,7 @@ Tick = Callable[[], None]
 
 def text_passes(formats: Formats, windows: Sequence[Window]) -> int:
     """How many forward passes `read_text` takes."""
-    batches = _batches(windows)
-    return (len(formats) + 1) * sum(max(window.scored for window in batch) for batch in batches)
+    return (len(formats) + 1) * sum(max(window.scored for window in batch) for batch in _batches_of(windows))
 
 
 def read_text(
@@ -39,7 +38,7 @@ def read_text(
     """What BF16 and each of the named formats make of all windows, BF16 first. Raises ValueError as `Reader.open`."""
     everyone = _with_exact(measured, formats)
     scores = {name: TokenScores() for name in everyone}
-    for batch in _batches(windows):
+    for batch in _batches_of(windows):
         readers = _open(measured, everyone, [len(window.tokens) for window in batch])
         _prefill(list(readers.values()), [window.tokens[: window.prefilled] for window in batch])
         for step in range(max(window.scored for window in batch)):
@@ -125,5 +124,10 @@ def _prefill(readers: Sequence[Reader], tokens: Sequence[Sequence[int]]) -> None
         reader.replay(tokens, recording)
 
 
-def _batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
-    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
+def _batches_of(windows: Sequence[Window]) -> list[Sequence[Window]]:
+    return _batches(windows, BATCH_TOKENS // max(len(window.tokens) for window in windows))
+
+
+def _batches(items: Sequence[_Item], most: int = BATCH) -> list[Sequence[_Item]]:
+    size = max(1, min(BATCH, most))
+    return [items[start : start + size] for start in range(0, len(items), size)]
