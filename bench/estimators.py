@@ -260,7 +260,7 @@ def ask_hf_vram_calc(folder: Path, tokens: int, batch: int) -> tuple[int, int]:
 def ask_kvtide(folder: Path, tokens: int, batch: int) -> tuple[int, int]:
     """Weights and the blocks of so many sequences, in bytes, by the plan for a device that holds any of these."""
     from kvtide_sizing.devices.device import device_named
-    from kvtide_sizing.formats import Precision
+    from kvtide_sizing.formats import Precision, layer_formats
     from kvtide_sizing.memory.kv import kv_layout
     from kvtide_sizing.models.inspect import inspect_model
     from kvtide_sizing.plan import Policy, Workload, plan
@@ -268,7 +268,8 @@ def ask_kvtide(folder: Path, tokens: int, batch: int) -> tuple[int, int]:
     shape = inspect_model(str(folder))
     workload = Workload(max_context_tokens=tokens, target_concurrency=batch)
     made = plan(shape, device_named("any:2TiB"), workload, Policy(precision="BF16"))
-    layout = kv_layout(shape, Precision.BF16, made.kv.block_size_tokens, step_tokens=1)
+    formats = layer_formats(shape, Precision.BF16)
+    layout = kv_layout(shape, formats, made.kv.block_size_tokens, step_tokens=1)
     return made.memory.weights_bytes, layout.required_blocks(batch, tokens) * layout.block_bytes
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+from kvtide_sizing import served
 from kvtide_sizing.devices.device import DeviceKind, builtin_gpus
 from kvtide_sizing.errors import DoesNotFit, UnsupportedPolicy
+from kvtide_sizing.formats import Precision
 from kvtide_sizing.memory.budget import reserve_bytes
 from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.plan.candidates import LOSS_BOUND_PERCENT
@@ -54,21 +56,25 @@ def _keeping_the_device(case: Case, context_tokens: int, policy: Policy) -> Iter
     smallest = replace(case, block_size=BLOCK_SIZES[0])
     if case.block_size > BLOCK_SIZES[0] and smallest.max_concurrency(context_tokens):
         yield f"with kvCache.blockSizeTokens {BLOCK_SIZES[0]}"
-    if not policy.served_only:
-        yield from _with_another_format(case, context_tokens)
+    yield from _with_another_format(case, context_tokens, policy)
     longest = case.longest_context
     if longest:
         yield f"with maxContextTokens {longest}"
 
 
-def _with_another_format(case: Case, context_tokens: int) -> Iterator[str]:
-    smaller = (replace(case, precision=precision) for precision in LOSS_BOUND_PERCENT)
+def _with_another_format(case: Case, context_tokens: int, policy: Policy) -> Iterator[str]:
+    smaller = (
+        replace(case, precision=precision)
+        for precision in LOSS_BOUND_PERCENT
+        if (precision in served.PRECISIONS or not policy.served_only)
+        and (precision is not Precision.FP8 or case.device.has_fp8)
+    )
     fitting = (other for other in smaller if other.block_bytes < case.block_bytes)
     found = next((other for other in fitting if other.max_concurrency(context_tokens)), None)
     if found is not None:
         yield f"with kvCache.precision {found.precision}"
         return
-    for weights in (WeightFormat.INT8, WeightFormat.INT4):
+    for weights in () if policy.served_only else (WeightFormat.INT8, WeightFormat.INT4):
         if case.weights is WeightFormat.BF16 and replace(case, weights=weights).max_concurrency(context_tokens):
             yield f"with weights in {weights}"
             return

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from kvtide_sizing import served
 from kvtide_sizing.devices.device import Device, device_named
 from kvtide_sizing.errors import DoesNotFit
+from kvtide_sizing.formats import Precision
 from kvtide_sizing.models import catalog
 from kvtide_sizing.plan import Plan, Policy, Workload, plan
 from kvtide_sizing.quantity import parse_quantity
@@ -82,7 +84,7 @@ def test_every_offered_change_fits(
     assert 1 <= len(error.changes) <= 3
     for change in error.changes:
         assert change in str(error)
-        assert not (served_only and re.search("precision|device.count", change))
+        assert not (served_only and re.search("FP8|weights in|device.count", change))
         assert changed_plan(change, model, given, context, block_size).max_concurrency >= 1
 
 
@@ -104,6 +106,14 @@ def test_all_kinds_of_changes_are_offered() -> None:
     ]
     for kind in ("precision INT8", "maxContextTokens", "device.memory", "device.count 2"):
         assert any(kind in change for change in changes), kind
+
+
+def test_only_precisions_that_are_served_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 22.5 GiB less 15 of weights and the rest: 49,152 tokens take 6 GiB in BF16, 3.05 in INT8
+    asked = ("llama-3.1-8b", device_named("l4"), 49_152, None)
+    assert "with kvCache.precision INT8" in refusal(*asked, served_only=True).changes
+    monkeypatch.setattr(served, "PRECISIONS", frozenset({Precision.BF16}))
+    assert not [change for change in refusal(*asked, served_only=True).changes if "precision" in change]
 
 
 def test_smaller_blocks_are_offered_where_they_are_enough() -> None:
