@@ -35,11 +35,14 @@ def decode_launch(stored: LayerFormat, head_dim: int) -> Launch:
     it names, are each two tiles ahead.
 
     Warps by what the compiler makes of them: four, but two where a side of 4 bits meets one of 8, which four would
-    spill, and where a head's words of four levels are too few columns for four.
+    spill, and where a head's words of four levels are too few columns for four. Half a tile where a whole one spilled:
+    two warps that unpack both sides of 64 elements, and 192 of 8 bits, whose masks take registers too.
     """
     width, bits = padded(head_dim), {stored.key.bits, stored.value.bits}
     few = 4 in bits and (width == 64 or (width == 128 and 8 in bits))
-    return Launch(rows=16, tile=max(16, min(64, 16384 * 8 // (max(bits) * width))), warps=2 if few else 4, stages=5)
+    spilled = (bits == {4} and width == 64) or (bits == {8} and head_dim == 192)
+    tile = max(16, min(64, 16384 * 8 // (max(bits) * width)))
+    return Launch(rows=16, tile=tile // 2 if spilled else tile, warps=2 if few else 4, stages=5)
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,12 @@ def prefill_launch(group: int, stored: LayerFormat, head_dim: int, *, hopper: bo
     hopper: a device whose tensor cores take operands from shared memory (capability 9.0). Others hold them in
     registers, and larger tiles than these do not fit there.
     """
+    mixed = {stored.key.bits, stored.value.bits} == {4, 8}
     if padded(head_dim) > 128:
-        mixed = {stored.key.bits, stored.value.bits} == {4, 8}
         launch = Launch(rows=64, tile=16 if mixed and not hopper else 32, warps=8, stages=2)
     elif hopper:
-        launch = Launch(rows=128, tile=64, warps=8, stages=2)
+        # What fits with heads of 128 does not with the masks of smaller ones that are computed as 128.
+        launch = Launch(rows=128, tile=32 if mixed and head_dim in (80, 96, 112) else 64, warps=8, stages=2)
     else:
         launch = Launch(rows=64, tile=32, warps=4, stages=2)
     return PrefillLaunch(launch, heads=min(group, 16))
