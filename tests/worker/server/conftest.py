@@ -1,11 +1,14 @@
 """One server with real weights for most tests: it takes seconds to start."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from devcluster.model import smollm2_gguf
+from kvtide_worker.text.tokenizer import Tokenizer
+from tests.worker.models.tiny import save_tiny_llama
 from tests.worker.server.harness import Server
 
 CONTEXT = 2048
@@ -27,4 +30,19 @@ def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     log = tmp_path_factory.mktemp("server") / "log"
     options = ("--memory", "1500Mi", "--max-context", str(CONTEXT), "--block-size", "16", *EXACT)
     with Server(*options, model=smollm2, log=log) as started:
+        yield started.ready()
+
+
+@pytest.fixture(scope="session")
+def tiny_server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Random weights that take a millisecond a step, SmolLM2's tokenizer, and a chat template that knows tools."""
+    folder = tmp_path_factory.mktemp("tiny-server")
+    save_tiny_llama(folder, vocab_size=49152, max_position_embeddings=2048, initializer_range=0.02, bos_token_id=1)
+    tokenizer = Tokenizer.load(smollm2)
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+    options = ("--memory", "1500Mi", "--max-context", "2048", "--block-size", "16", "--max-batch", "16", *EXACT)
+    template = Path(__file__).with_name("chatml_tools.jinja")
+    with Server(*options, "--chat-template", str(template), model=folder, log=folder / "log") as started:
         yield started.ready()

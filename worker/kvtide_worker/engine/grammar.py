@@ -40,7 +40,7 @@ class Grammar:
         """Leave the tokens that may come next, in place; logits [vocab_size]. What is wrong, where something is."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
-            return f"the grammar of this request failed: {_first_line(self._matcher.get_error())}"
+            return f"the grammar of this request failed: {_short(self._matcher.get_error())}"
         known = min(len(logits), 8 * len(bits))
         forbidden = torch.from_numpy(np.unpackbits(bits, bitorder="little", count=known) == 0)
         logits[:known].masked_fill_(forbidden.to(logits.device), -torch.inf)
@@ -141,9 +141,9 @@ def _compile(tokenizer: Future[LLTokenizer], grammar: str) -> Grammar:
     """Raises ValueError where llguidance refuses the grammar."""
     matcher = LLMatcher(tokenizer.result(), grammar, log_level=0, limits=_LIMITS)
     if matcher.is_error():
-        raise ValueError(_first_line(matcher.get_error()))
+        raise ValueError(_short(matcher.get_error()))
     return Grammar(matcher)
 
 
-def _first_line(message: str) -> str:
-    return message.strip().split("\n", 1)[0][:300]
+def _short(message: str) -> str:
+    return " ".join(message.split())[:300]

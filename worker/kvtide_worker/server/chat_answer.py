@@ -38,7 +38,9 @@ class ChatAnswer:
         self._spelling = spelling
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         names = [tool.function.name for tool in body.offered]
-        self._choices = [_Choice(ToolCallParser(form, names) if form else None) for _ in answers]
+        self._choices = [
+            _Choice(ToolCallParser(form, names) if form else None, body.parallel_tool_calls) for _ in answers
+        ]
 
     def complete(self, pieces: list[Piece]) -> dict[str, Any]:
         """The whole answer."""
@@ -130,9 +132,10 @@ class ChatAnswer:
 
 @dataclass
 class _Choice:
-    """How far one choice is."""
+    """How far one choice is. parallel: whether more than its first call counts."""
 
     parser: ToolCallParser | None
+    parallel: bool
     called: bool = False
     calls_given: int = 0
 
@@ -143,5 +146,9 @@ class _Choice:
         found = self.parser.add(piece.text)
         if piece.end is not None:
             found += self.parser.finish()
-        self.called = self.called or any(isinstance(part, ToolCall) for part in found)
-        return found
+        told = []
+        for part in found:
+            if isinstance(part, str) or self.parallel or not self.called:
+                told.append(part)
+            self.called = self.called or isinstance(part, ToolCall)
+        return told

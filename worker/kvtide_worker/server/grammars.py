@@ -8,7 +8,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from kvtide_worker.server.chat_protocol import ChatRequest
-from kvtide_worker.server.conversation import Tool
+from kvtide_worker.server.conversation import NamedTool, Tool
 from kvtide_worker.server.errors import ApiError
 from kvtide_worker.server.protocol import GenerationRequest
 from kvtide_worker.server.response_format import ANSWER_JSON, ARGUMENTS_JSON, json_grammar, structured_grammar
@@ -40,7 +40,7 @@ async def chat_grammar(service: Service, body: ChatRequest, form: ToolFormat | N
     marker_id = service.model.tokenizer.special_id(form.marker) if form.marker else None
     calls = form.rules(
         [(tool.function.name, _parameters(tool)) for tool in tools],
-        parallel=body.parallel_tool_calls and len(body.forced) == len(body.tools),
+        parallel=body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool),
         marker_id=marker_id,
     )
     if body.forced:
@@ -51,5 +51,8 @@ async def chat_grammar(service: Service, body: ChatRequest, form: ToolFormat | N
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of a call's arguments; a function without one has none."""
-    return {"x-guidance": ARGUMENTS_JSON, "type": "object", **(tool.function.parameters or {"properties": {}})}
+    """The schema of a call's arguments; a function without one takes none."""
+    schema = tool.function.parameters
+    if schema is None:
+        schema = {"properties": {}, "additionalProperties": False}
+    return {"x-guidance": ARGUMENTS_JSON, "type": "object", **schema}
