@@ -1,0 +1,68 @@
+"""What the planner counts for a step and for weights, against what each family's model takes; others are with real
+weights, in the engine's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvtide_kernels.backends import attention_over
+from kvtide_kernels.pool import KVPool
+from kvtide_sizing.devices.device import DeviceKind
+from kvtide_sizing.formats import Precision, layer_formats
+from kvtide_sizing.memory.activations import step_bytes
+from kvtide_sizing.memory.kv import kv_layout
+from kvtide_sizing.memory.weights import weights_bytes
+from kvtide_sizing.models.inspect import inspect_model
+from kvtide_worker.engine.worst_step import WorstStep
+from kvtide_worker.models.checkpoint import open_checkpoint
+from tests.worker.models.dense import CPU, load
+from tests.worker.models.tiny import save_tiny
+
+# As of Qwen 2.5 0.5B and Qwen 3 0.6B, but for layers and vocabulary.
+SIZES = {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_hidden_layers": 2,
+    "vocab_size": 20_000,
+    "max_position_embeddings": 4096,
+}
+QWEN3_SIZES = {
+    **SIZES,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+
+
+@pytest.mark.parametrize("context", [600, 2048])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("mistral", {**SIZES, "sliding_window": 128}), ("qwen2", SIZES), ("qwen3", QWEN3_SIZES), ("phi3", SIZES)],
+)
+def test_a_full_step_takes_what_is_planned(tmp_path: Path, family: str, sizes: dict[str, Any], context: int) -> None:
+    """Never below what is measured, and at most a tenth above."""
+    save_tiny(tmp_path, family, **sizes)
+    shape, model = inspect_model(tmp_path), load(open_checkpoint(tmp_path), torch.bfloat16)
+    assert model.weights_bytes == pytest.approx(weights_bytes(shape), rel=0.01)
+    formats = layer_formats(shape, Precision.BF16)
+    layout = kv_layout(shape, formats, 64, 512)
+    kv_heads, head_dim = model.config.kv_heads, model.config.head_dim
+    pool = KVPool.allocate(
+        layout,
+        formats,
+        num_blocks=layout.required_blocks(1, context),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        device=CPU,
+    )
+    attention = attention_over(pool, query_heads=model.config.query_heads, scale=model.config.attention_scale, bases={})
+    measured = WorstStep(model, attention, pool, max_context_tokens=context, batch=16).measure_bytes()
+    predicted = step_bytes(shape, DeviceKind.CPU, layout, context_tokens=context, batch=16)
+    assert measured <= predicted <= 1.1 * measured
