@@ -10,6 +10,7 @@ from typing import Any, Literal
 import click
 
 from kvtide_sizing.errors import InvalidQuantity
+from kvtide_sizing.formats import Precision
 from kvtide_sizing.quantity import parse_quantity
 from kvtide_worker.engine.config import DType
 from kvtide_worker.server.settings import ServeSettings
@@ -87,6 +88,11 @@ class _Quantity(click.ParamType[int]):
 )
 @click.option(
     "--max-context", "max_context_tokens", type=_POSITIVE, help="Tokens. Default: what the model allows and fits."
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["Auto", *(precision.value for precision in Precision)], case_sensitive=False),
+    help="How KV is stored. Default: Auto, which is chosen.",
 )
 @click.option("--block-size", "block_size_tokens", type=_POSITIVE, help="Tokens in a KV block. Default: chosen.")
 @click.option("--max-batch", type=_POSITIVE, help="Sequences in a step. Default: what the KV pool holds.")

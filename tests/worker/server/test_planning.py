@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from kvtide_sizing.errors import DoesNotFit, InvalidModelUri, InvalidPlan, InvalidWorkload, ModelNotFound, UnknownDevice
+from kvtide_sizing.errors import (
+    DoesNotFit,
+    InvalidModelUri,
+    InvalidPlan,
+    InvalidWorkload,
+    ModelNotFound,
+    UnknownDevice,
+    UnsupportedPrecision,
+)
 from kvtide_worker.server.planning import check_plan_options, model_name, model_uri, plan_for
 from kvtide_worker.server.settings import ServeSettings
 
@@ -46,8 +54,9 @@ def test_what_is_no_model(text: str, error: type[Exception]) -> None:
 
 
 def test_a_plan_has_fixed_what_options_would_choose(tmp_path: Path) -> None:
-    settings = ServeSettings(model="x", plan_file=tmp_path / "plan.json", memory_bytes=1, max_batch=2)
-    with pytest.raises(InvalidWorkload, match="--memory, --max-batch"):
+    plan_file = tmp_path / "plan.json"
+    settings = ServeSettings(model="x", plan_file=plan_file, memory_bytes=1, max_batch=2, precision="INT8")
+    with pytest.raises(InvalidWorkload, match="--memory, --precision, --max-batch"):
         check_plan_options(settings)
 
 
@@ -65,6 +74,7 @@ def test_a_broken_plan_is_named(tmp_path: Path, text: str, says: str) -> None:
         ({"max_context_tokens": 9000}, InvalidWorkload, "8192"),  # what SmolLM2 was made for
         ({"block_size_tokens": 17}, InvalidWorkload, "16, 32, 64, 128, 256"),
         ({"memory_bytes": 200 << 20}, DoesNotFit, "but the device has 200"),
+        ({"precision": "FP8"}, UnsupportedPrecision, "FP8 is not served by this release"),
     ],
 )
 def test_what_cannot_be_planned(smollm2: Path, options, error: type[Exception], says: str) -> None:
@@ -77,6 +87,15 @@ def test_what_cannot_be_planned(smollm2: Path, options, error: type[Exception], 
 def test_a_batch_may_be_limited(smollm2: Path, most: int) -> None:
     settings = ServeSettings(model="x", memory_bytes=1300 << 20, max_context_tokens=512, max_batch=most)
     assert plan_for(settings, smollm2).batch_limit == most
+
+
+@pytest.mark.parametrize(
+    ("options", "precision"), [({"precision": "K8V4"}, "K8V4"), ({"dtype": "float32"}, "BF16"), ({}, "BF16")]
+)
+def test_a_precision_may_be_asked_for(smollm2: Path, options, precision: str) -> None:
+    """Auto takes the most exact one where a batch of short sequences fits whatever is taken."""
+    settings = ServeSettings(model="x", memory_bytes=8 << 30, max_context_tokens=512, **options)
+    assert plan_for(settings, smollm2).kv.precision == precision
 
 
 def test_a_gpu_needs_its_memory_said() -> None:

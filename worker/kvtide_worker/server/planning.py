@@ -51,7 +51,8 @@ def plan_for(settings: ServeSettings, path: Path) -> Plan:
     kind = DeviceKind.GPU if settings.device == "cuda" else DeviceKind.CPU
     device = Device(settings.device, kind, settings.memory_bytes or _memory_bytes(settings.device))
     workload = Workload(max_context_tokens=settings.max_context_tokens, target_concurrency=settings.max_batch)
-    policy = Policy(block_size_tokens=settings.block_size_tokens, served_only=True)
+    precision = settings.precision or ("BF16" if settings.dtype == "float32" else "Auto")
+    policy = Policy(precision=precision, block_size_tokens=settings.block_size_tokens, served_only=True)
     made = plan(inspect_model(path), device, workload, policy)
     if settings.max_batch is not None:
         made = dataclasses.replace(made, batch_limit=min(made.batch_limit, settings.max_batch))
@@ -63,6 +64,7 @@ def check_plan_options(settings: ServeSettings) -> None:
     fixed = {
         "--memory": settings.memory_bytes,
         "--max-context": settings.max_context_tokens,
+        "--precision": settings.precision,
         "--block-size": settings.block_size_tokens,
         "--max-batch": settings.max_batch,
     }

@@ -18,6 +18,7 @@ class ServeSettings:
     chat_template:    a file to take in place of the model's own
     plan_file:        None makes a plan from `memory_bytes`, or from what this process may use
     admin_token_file: None keeps the admin port on loopback and prints a token made for this run
+    precision:        of KV; None is Auto, but BF16 where the dtype is float32, which goes with no other
     threads:          of the engine; None takes what the cgroup and the affinity mask allow
     """
 
@@ -37,6 +38,7 @@ class ServeSettings:
     engine_timeout_seconds: float = 60.0
     memory_bytes: int | None = None
     max_context_tokens: int | None = None
+    precision: str | None = None
     block_size_tokens: int | None = None
     max_batch: int | None = None
     threads: int | None = None

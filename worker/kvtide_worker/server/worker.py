@@ -175,7 +175,7 @@ class _Worker:
         kv = plan.kv
         self._voice.say(
             f"serving {model.name} on {self._api_url}/v1: context {plan.max_context_tokens} tokens, KV pool "
-            f"{kv.num_blocks} blocks of {kv.block_size_tokens} = {kv.capacity_tokens} tokens, "
+            f"{kv.num_blocks} blocks of {kv.block_size_tokens} = {kv.capacity_tokens} tokens in {kv.precision}, "
             f"batches of up to {plan.batch_limit}"
         )
         return engine
