@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <tuple>
 
 #include "basis.h"
 #include "codec.h"
@@ -31,21 +32,6 @@ class Scratch {
     alignas(64) float sums[MAX_ROWS * MAX_DIM];
     alignas(64) float result[MAX_ROWS * MAX_DIM];
     Seen seen[MAX_ROWS];
-
-    // The tile's column of each element, worked out when a format or size comes for the first time.
-    const int16_t* column_of(int format, int dim) {
-        int16_t* columns = columns_[format][dim / 16];
-        if (!known_[format][dim / 16]) {
-            for (int column = 0; column < Tile::columns(format, dim); ++column)
-                if (const int i = Tile::dim_of_column(format, dim, column); i >= 0) columns[i] = int16_t(column);
-            known_[format][dim / 16] = true;
-        }
-        return columns;
-    }
-
-  private:
-    bool known_[3][MAX_DIM / 16 + 1] = {};
-    int16_t columns_[3][MAX_DIM / 16 + 1][MAX_DIM];
 };
 
 class Attend {
@@ -85,6 +71,7 @@ class Attend {
     // `count` new tokens from `begin` on as they are stored, in float32: keys in their basis.
     float* stored(const Side& side, const uint16_t* tensor, const Span& span, int64_t begin, int64_t count,
                         int head) {
+        loaded_ = NOTHING;
         const int dim = side.dim;
         const bool based = &side == &layer_.key && layer_.basis.of_key;
         for (int64_t i = 0; i < count; ++i) {
@@ -147,11 +134,15 @@ class Attend {
 
     void load_queries(const Unit& unit, const Span& span, int head, int first_head, int rows, int heads) {
         const int dim = layer_.key.dim;
+        std::fill(s_.seen, s_.seen + rows, Seen());
+        // The parts of a sequence often come one after another.
+        const auto wanted = std::tuple(unit.span, unit.begin, first_head);
+        if (loaded_ == wanted) return;
+        loaded_ = wanted;
         for (int row = 0; row < rows; ++row) {
             const int64_t token = span.row + unit.begin + row / heads;
             const uint16_t* from = step_.query + (token * query_heads() + first_head + row % heads) * dim;
             for (int i = 0; i < dim; ++i) s_.query[row * dim + i] = float_of_bf16(from[i]);
-            s_.seen[row] = Seen();
         }
         based_ = s_.query;
         if (!layer_.basis.of_query) return;
@@ -187,7 +178,7 @@ class Attend {
         for (int64_t tile = start; tile < high; tile += TILE, now ^= 1) {
             look_up(unit.low, high, span, head, tile + TILE, keys[now ^ 1], values[now ^ 1]);
             const int ng = int((std::min<int64_t>(TILE, high - tile) + GROUP - 1) / GROUP);
-            over_tile(keys[now], values[now], keys[now ^ 1], values[now ^ 1], ng, rows, [&](int row) {
+            over_tile(keys[now], values[now], keys[now ^ 1], values[now ^ 1], ng, [&](int row) {
                 const int64_t position = span.past + unit.begin + row / heads;
                 return std::pair(std::max(unit.low, seen_from(position)) - tile, high - tile);
             });
@@ -210,7 +201,7 @@ class Attend {
             keys[g] = rows_of(s_.recent_keys + g * GROUP * layer_.key.dim, layer_.key.dim, to);
             values[g] = rows_of(s_.recent_values + g * GROUP * layer_.value.dim, layer_.value.dim, to);
         }
-        over_tile(keys, values, NONE, NONE, ng, rows, [&](int row) {
+        over_tile(keys, values, NONE, NONE, ng, [&](int row) {
             return std::pair(seen_from(span.past + unit.begin + row / heads) - from, count);
         });
         end(rows, BF16);
@@ -234,7 +225,7 @@ class Attend {
                 values[g] =
                     rows_of(fresh(step_.value, layer_.value, span.row + token, head), heads_between * layer_.value.dim, to);
             }
-            over_tile(keys, values, NONE, NONE, ng, rows, [&](int row) {
+            over_tile(keys, values, NONE, NONE, ng, [&](int row) {
                 const int64_t own = unit.begin + row / heads;
                 return std::pair(seen_from(span.past + own) - span.past - tile, own + 1 - tile);
             });
@@ -254,34 +245,30 @@ class Attend {
     // seen(row): the tokens of the tile, from and to, that the row sees.
     template <class Bounds>
     void over_tile(const Tokens* keys, const Tokens* values, const Tokens* next_keys, const Tokens* next_values, int ng,
-                   int rows, Bounds&& seen) {
+                   Bounds&& seen) {
         s_.tile.score(keys, ng, next_keys);
-        s_.tile.expect_values(values, ng);
-        for (int row = 0; row < rows; ++row) {
+        s_.tile.weigh(values, ng, [&](int row) {
             const auto [from, to] = seen(row);
-            s_.tile.weigh(row, int(std::clamp<int64_t>(from, 0, TILE)), int(std::clamp<int64_t>(to, 0, TILE)),
-                          s_.seen[row]);
-        }
+            return std::pair(int(std::clamp<int64_t>(from, 0, TILE)), int(std::clamp<int64_t>(to, 0, TILE)));
+        });
         s_.tile.accumulate(values, ng, next_values, s_.sums);
     }
 
     // Sums are in the tile's order of columns between begin and end, and in s_.result in the elements' own.
     void begin(const float* query, int rows, int key_format, int value_format) {
         const int dim = layer_.value.dim, columns = Tile::columns(value_format, dim);
-        const int16_t* column = s_.column_of(value_format, dim);
-        s_.tile.begin(query, rows, key_format, layer_.key.dim, value_format, dim, {layer_.scale, layer_.softcap}, s_.seen);
+        s_.tile.begin(query, rows, key_format, layer_.key.dim, layer_.basis.of_query, value_format, dim,
+                      {layer_.scale, layer_.softcap}, s_.seen);
         std::memset(s_.sums, 0, sizeof(float) * rows * columns);
         for (int row = 0; row < rows; ++row)
-            for (int i = 0; i < dim; ++i) s_.sums[row * columns + column[i]] = s_.result[row * dim + i];
+            if (s_.seen[row].sum > 0)
+                Tile::into_columns(value_format, dim, s_.result + row * dim, s_.sums + row * columns);
     }
 
     void end(int rows, int value_format) {
         const int dim = layer_.value.dim, columns = Tile::columns(value_format, dim);
-        const int16_t* column = s_.column_of(value_format, dim);
-        for (int row = 0; row < rows; ++row) {
-            const float more = s_.tile.end(row, s_.seen[row]);
-            for (int i = 0; i < dim; ++i) s_.result[row * dim + i] = s_.sums[row * columns + column[i]] + more;
-        }
+        for (int row = 0; row < rows; ++row)
+            s_.tile.end(row, s_.sums + row * columns, s_.result + row * dim, s_.seen[row]);
     }
 
     // The tile's groups of tokens in the pool; a group without a token in [low, high) has no block.
@@ -353,11 +340,13 @@ class Attend {
     }
 
     static constexpr Tokens NONE[TILE / GROUP] = {};
+    static constexpr std::tuple<int64_t, int64_t, int> NOTHING{-1, -1, -1};
 
     const Step& step_;
     const Layer& layer_;
     Scratch& s_;
     const float* based_ = nullptr;  // the rows' queries in the key basis
+    std::tuple<int64_t, int64_t, int> loaded_ = NOTHING;  // whose they are: span, first token, first head
 };
 
 }  // namespace

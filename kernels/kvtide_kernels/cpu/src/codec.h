@@ -4,32 +4,12 @@
 #include <cmath>
 #include <utility>
 
-#include "layout.h"
+#include "rotate.h"
 
 namespace {
 
 // Rounds half to even, for |x| < 2^22: the sum has no room for a fraction.
 inline float round_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
-
-// Normalised Walsh-Hadamard transform of each run of the largest power of two that divides dim. Its own inverse.
-// Each stage takes neighbours and puts sums in front of differences: the same for all stages, which vectors like.
-inline void rotate(float* x, int dim) {
-    const int run = dim & -dim;
-    const float norm = 1.0f / std::sqrt(float(run));
-    float other[MAX_DIM];
-    for (float* part = x; part < x + dim; part += run) {
-        float *from = part, *to = other;
-        for (int stage = 1; stage < run; stage *= 2) {
-#pragma omp simd
-            for (int i = 0; i < run / 2; ++i) {
-                to[i] = from[2 * i] + from[2 * i + 1];
-                to[i + run / 2] = from[2 * i] - from[2 * i + 1];
-            }
-            std::swap(from, to);
-        }
-        for (int i = 0; i < run; ++i) part[i] = from[i] * norm;
-    }
-}
 
 inline void round_to_bf16(const float* x, int dim, uint16_t* to) {
     for (int i = 0; i < dim; ++i) to[i] = bf16_of(x[i]);

@@ -1,6 +1,8 @@
 // A tile of tokens in portable C++: decoded once to float32, then dots and sums that any compiler makes vectors of.
 #pragma once
 
+#include <algorithm>
+
 #include "codec.h"
 #include "softmax.h"
 
@@ -9,11 +11,12 @@ namespace {
 class Tile {
   public:
     static int columns(int, int dim) { return dim; }
-    static int dim_of_column(int, int, int column) { return column; }
+    static void into_columns(int, int dim, const float* x, float* sums) { std::copy(x, x + dim, sums); }
 
     // query [rows][dim], rotated where the keys are.
-    void begin(const float* query, int rows, int key_format, int dim, int value_format, int value_dim, Scoring scoring,
-               const Seen*) {
+    void begin(const float* query, int rows, int key_format, int dim, bool, int value_format, int value_dim,
+               Scoring scoring, const Seen* seen) {
+        std::copy(seen, seen + rows, seen_);
         query_ = query, rows_ = rows, dim_ = dim, value_dim_ = value_dim;
         key_format_ = key_format, value_format_ = value_format, scoring_ = scoring;
     }
@@ -31,24 +34,13 @@ class Tile {
             }
     }
 
-    void expect_values(const Tokens*, int) {}
-
-    // A row's scores become weights, of the tokens [from, to) of the tile; those of others may be anything.
-    void weigh(int row, int from, int to, Seen& seen) {
-        float* scores = scores_ + row * TILE;
-        if (scoring_.softcap > 0) cap_scores(scores, scoring_.softcap);
-        for (int i = 0; i < TILE; ++i) scores[i] = i >= from && i < to ? scores[i] : HIDDEN;
-        float largest = seen.largest, sum = 0;
-#pragma omp simd reduction(max : largest)
-        for (int i = 0; i < TILE; ++i) largest = scores[i] > largest ? scores[i] : largest;
-#pragma omp simd reduction(+ : sum)
-        for (int i = 0; i < TILE; ++i) {
-            scores[i] = power_of_two(scores[i] - largest);
-            sum += scores[i];
+    // Scores become weights, of the tokens [from, to) = seen(row) of the tile; those of others may be anything.
+    template <class Bounds>
+    void weigh(const Tokens*, int, Bounds&& seen) {
+        for (int row = 0; row < rows_; ++row) {
+            const auto [from, to] = seen(row);
+            weigh_row(row, from, to, seen_[row]);
         }
-        decay_[row] = power_of_two(seen.largest - largest);
-        seen.sum = seen.sum * decay_[row] + sum;
-        seen.largest = largest;
     }
 
     // sums [rows][columns], of what came before and of ng groups of values by their weights.
@@ -65,10 +57,30 @@ class Tile {
         }
     }
 
-    // What is to be added to each of a row's sums.
-    float end(int, Seen&) { return 0; }
+    // A row's sums, and what it has seen.
+    void end(int row, const float* sums, float* x, Seen& seen) const {
+        seen = seen_[row];
+        std::copy(sums, sums + value_dim_, x);
+    }
 
   private:
+    void weigh_row(int row, int from, int to, Seen& seen) {
+        float* scores = scores_ + row * TILE;
+        if (scoring_.softcap > 0) cap_scores(scores, scoring_.softcap);
+        for (int i = 0; i < TILE; ++i) scores[i] = i >= from && i < to ? scores[i] : HIDDEN;
+        float largest = seen.largest, sum = 0;
+#pragma omp simd reduction(max : largest)
+        for (int i = 0; i < TILE; ++i) largest = scores[i] > largest ? scores[i] : largest;
+#pragma omp simd reduction(+ : sum)
+        for (int i = 0; i < TILE; ++i) {
+            scores[i] = power_of_two(scores[i] - largest);
+            sum += scores[i];
+        }
+        decay_[row] = power_of_two(seen.largest - largest);
+        seen.sum = seen.sum * decay_[row] + sum;
+        seen.largest = largest;
+    }
+
     void load(const Tokens* groups, int ng, int format, int dim) {
         float* x = decoded_;
         for (int g = 0; g < ng; ++g)
@@ -88,6 +100,7 @@ class Tile {
     float decoded_[TILE * MAX_DIM];
     float scores_[MAX_ROWS * TILE];
     float decay_[MAX_ROWS];
+    Seen seen_[MAX_ROWS];
 };
 
 }  // namespace
