@@ -19,7 +19,7 @@ def test_the_layer_that_is_seen_most_is_the_most_sensitive(tmp_path: Path) -> No
         model.model.layers[0].self_attn.o_proj.weight *= 1e-3
     model.save_pretrained(tmp_path)
     measured, ticks = load_model(tmp_path), []
-    windows = spread(random_tokens(400), [1], count=4, size=120, scored=20)
+    windows = spread(random_tokens(400), [1], count=2, size=120, scored=40)
     found = measure_sensitivity(measured, "a text", windows, lambda: ticks.append(1))
     assert len(ticks) == sensitivity_passes(2, windows)
     assert (found.tokens, found.text, len(found.layers)) == (80, "a text", 2)

@@ -57,7 +57,7 @@ EXIT_NOT_MEASURED = 3
     "--sensitivity",
     "write_sensitivity",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Measure each layer's keys and values alone in INT8 and INT4 instead, and write that to this file.",
+    help="Instead, measure each layer's keys and values alone in few bits, in float32, and write that to this file.",
 )
 @click.option(
     "--dtype",

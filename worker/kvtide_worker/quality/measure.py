@@ -37,8 +37,8 @@ OWN_TEXT = "text.txt"
 # Read as one chunk at the beginning of each window: twice the recent tokens.
 PREFILLED = 64
 
-# Few tokens, as all of them are read 4 · layers times, but far into a context: most of it is packed then.
-SENSITIVITY_WINDOWS, SENSITIVITY_WINDOW_TOKENS, SENSITIVITY_SCORED = 32, 256, 16
+# Few tokens, as all of them are read 4 · layers times, and far into a context: most of it is packed then.
+SENSITIVITY_WINDOWS, SENSITIVITY_WINDOW_TOKENS, SENSITIVITY_SCORED = 2, 384, 256
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -120,9 +120,9 @@ def measure(settings: Settings, progress: Progress) -> QualityReport:
 
 
 def measure_layers(settings: Settings, progress: Progress) -> Sensitivity:
-    """Measure each layer's sides alone. Raises as `measure`."""
+    """Measure each layer's sides alone, in float32 whatever the settings. Raises as `measure`."""
     texts = _texts(settings)
-    measured = _load(settings, progress)
+    measured = _load(dataclasses.replace(settings, dtype="float32"), progress)
     windows = spread(
         _tokens(measured, texts),
         measured.start,

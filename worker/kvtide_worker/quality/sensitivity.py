@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
 from kvtide_sizing.shape import LayerSensitivity, SideSensitivity
-from kvtide_worker.quality.compare import Tick, read_text, text_passes
+from kvtide_worker.quality.compare import Tick
 from kvtide_worker.quality.measured_model import MeasuredModel
+from kvtide_worker.quality.scoring import ExactStep
+from kvtide_worker.quality.simulated import SimulatedStep
+from kvtide_worker.quality.statistics import TokenScores
 from kvtide_worker.quality.windows import Window
+
+_EXACT = LayerFormat(BF16, BF16)
 
 # Of each layer: one side alone.
 _ALONE: Mapping[tuple[str, str], LayerFormat] = {
@@ -49,27 +56,41 @@ class Sensitivity:
 
 def sensitivity_passes(layers: int, windows: Sequence[Window]) -> int:
     """How many forward passes `measure_sensitivity` takes."""
-    return layers * text_passes({f"{side} {stored}": () for side, stored in _ALONE}, windows)
+    return len(windows) * (1 + layers * len(_ALONE))
 
 
 def measure_sensitivity(measured: MeasuredModel, text: str, windows: Sequence[Window], tick: Tick) -> Sensitivity:
-    """Read the windows with one side of one layer at a time in INT8 and in INT4, all else in BF16.
+    """Read the windows with one side of one layer at a time in INT8 and in INT4, all else in BF16; without a pool.
 
-    text: what it is called. Raises ValueError for what the attention does not serve.
+    text: what it is called
     """
-    exact = LayerFormat(BF16, BF16)
-    layers = []
-    for index in range(measured.shape.num_layers):
-        formats = {
-            f"{side} {stored}": [alone if layer == index else exact for layer in range(measured.shape.num_layers)]
-            for (side, stored), alone in _ALONE.items()
-        }
-        scores = read_text(measured, formats, windows, tick)
-        loss = {name: fmean(scores[name].divergences) for name in formats}
-        layers.append(
-            LayerSensitivity(
-                SideSensitivity(loss["key INT8"], loss["key INT4"]),
-                SideSensitivity(loss["value INT8"], loss["value INT4"]),
-            )
+    config = measured.model.config
+    sides = [(layer, *side) for layer in range(config.num_layers) for side in _ALONE]
+    scores = {side: TokenScores() for side in sides}
+    for window in windows:
+        tokens = torch.tensor(window.tokens, device=measured.device)
+        positions = torch.arange(len(tokens) - 1, device=measured.device)
+
+        def logits(
+            formats: Sequence[LayerFormat],
+            tokens: torch.Tensor = tokens,
+            positions: torch.Tensor = positions,
+            rows: torch.Tensor = positions[window.prefilled :],
+        ) -> torch.Tensor:
+            tick()
+            step = SimulatedStep(config, formats, measured.bases)
+            return measured.model.forward(tokens[:-1], positions, step, rows)
+
+        exact = ExactStep(logits([_EXACT] * config.num_layers))
+        for layer, side, stored in sides:
+            formats = [_EXACT] * config.num_layers
+            formats[layer] = _ALONE[side, stored]
+            exact.score(logits(formats), tokens[window.prefilled + 1 :], scores[layer, side, stored])
+    loss = {side: fmean(score.divergences) for side, score in scores.items()}
+    layers = [
+        LayerSensitivity(
+            *(SideSensitivity(loss[layer, side, "INT8"], loss[layer, side, "INT4"]) for side in ("key", "value"))
         )
+        for layer in range(config.num_layers)
+    ]
     return Sensitivity(measured.name, text, sum(window.scored for window in windows), layers)
