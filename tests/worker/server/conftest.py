@@ -33,16 +33,19 @@ def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield started.ready()
 
 
-@pytest.fixture(scope="session")
-def tiny_server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def serve_tiny(smollm2: Path, folder: Path, *, max_context: int) -> Server:
     """Random weights that take a millisecond a step, SmolLM2's tokenizer, and a chat template that knows tools."""
-    folder = tmp_path_factory.mktemp("tiny-server")
     save_tiny_llama(folder, vocab_size=49152, max_position_embeddings=2048, initializer_range=0.02, bos_token_id=1)
-    tokenizer = Tokenizer.load(smollm2)
-    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    Tokenizer.load(smollm2).backend.save(str(folder / "tokenizer.json"))
     special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(special))
-    options = ("--memory", "1500Mi", "--max-context", "2048", "--block-size", "16", "--max-batch", "16", *EXACT)
-    template = Path(__file__).with_name("chatml_tools.jinja")
-    with Server(*options, "--chat-template", str(template), model=folder, log=folder / "log") as started:
+    template = str(Path(__file__).with_name("chatml_tools.jinja"))
+    sizes = ("--memory", "1500Mi", "--max-context", str(max_context), "--block-size", "16", "--max-batch", "16")
+    return Server(*sizes, *EXACT, "--chat-template", template, model=folder, log=folder / "log")
+
+
+@pytest.fixture(scope="session")
+def tiny_server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`serve_tiny`, for tests in which only the form of an answer counts."""
+    with serve_tiny(smollm2, tmp_path_factory.mktemp("tiny-server"), max_context=2048) as started:
         yield started.ready()

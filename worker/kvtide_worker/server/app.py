@@ -6,6 +6,7 @@ from fastapi import Depends, FastAPI
 from starlette.types import ASGIApp
 
 from kvtide_worker.server import admin, catalog, chat, completions, errors, probes, tokenization
+from kvtide_worker.server.answer_schemas import ERRORS
 from kvtide_worker.server.auth import BearerToken
 from kvtide_worker.server.service import Service
 from kvtide_worker.server.traffic import Traffic
@@ -22,7 +23,7 @@ def api_app(service: Service, api_key: BearerToken | None) -> ASGIApp:
         tokenization.router(service),
         catalog.models_router(service),
     ):
-        app.include_router(guarded, dependencies=guard)
+        app.include_router(guarded, dependencies=guard, responses=ERRORS)
     app.include_router(probes.router(service))
     app.include_router(catalog.version_router())
     return Traffic(app, service)

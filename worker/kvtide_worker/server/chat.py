@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from kvtide_worker.server.answer import begin, given_up_with_the_client, merge
+from kvtide_worker.server.answer_schemas import ChatCompletion, generated
 from kvtide_worker.server.chat_answer import ChatAnswer
 from kvtide_worker.server.chat_protocol import ChatRequest
 from kvtide_worker.server.errors import ApiError
@@ -20,7 +21,7 @@ def router(service: Service) -> APIRouter:
     """The endpoint, over a service."""
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions")
+    @routes.post("/v1/chat/completions", responses=generated(ChatCompletion))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         service.check_model(body.model)
         form = _tool_format(service, body)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from kvtide_worker.server.answer import Answer, EndReason, Piece, begin, given_up_with_the_client, merge
+from kvtide_worker.server.answer_schemas import Completion, generated
 from kvtide_worker.server.grammars import answer_grammar
 from kvtide_worker.server.logprobs import ScoredToken, completion_logprobs, prompt_logprobs
 from kvtide_worker.server.protocol import CompletionRequest
@@ -24,7 +25,7 @@ def router(service: Service) -> APIRouter:
     """The endpoint, over a service."""
     routes = APIRouter()
 
-    @routes.post("/v1/completions")
+    @routes.post("/v1/completions", responses=generated(Completion))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service.check_model(body.model)
         prompts = [

@@ -13,7 +13,7 @@ MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 # What clients repeat when they send an answer back as a message; empty, it says nothing.
-_ECHOED_FIELDS = {"refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content"}
+_ECHOED_FIELDS = {"refusal", "annotations", "audio", "function_call", "reasoning_content"}
 
 
 class _Strict(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -26,10 +26,16 @@ class ApiError(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        # Fields that a client sent may stand in it, and need not be Unicode.
+        message, param = _unicode(message), None if param is None else _unicode(param)
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})
         self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _unicode(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def unavailable(message: str, *, retry_after_s: int = 1) -> ApiError:
@@ -83,16 +89,31 @@ async def _api_error(_: Request, error: Exception) -> JSONResponse:
 async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     """The first thing that is wrong with a body, by the field's name."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
+    first = _most_telling(error.errors())
     context = first.get("ctx") or {}
     if first["type"] == "json_invalid":
         message, param = f"the body is not JSON: {context.get('error', first['msg'])}", None
     else:
-        named = ".".join(str(part) for part in first["loc"][1:])
+        named = ".".join(str(part) for part in first["loc"][1:] if not _is_branch(part))
         param = context.get("param") or named or None
         message = first["msg"] if "param" in context else f"{param or 'the body'}: {first['msg']}"
     refused = ApiError(400, message, code="invalid_value", param=param)
     return JSONResponse(refused.body, status_code=refused.status)
+
+
+def _most_telling(errors: Sequence[Any]) -> Any:
+    """Of a field that may be written in several ways, each of which failed: the way whose type is right, if any."""
+    field = errors[0]["loc"][:2]
+    of_field = [error for error in errors if error["loc"][:2] == field]
+    typed = [error for error in of_field if not error["type"].endswith(("_type", "literal_error"))]
+    return (typed or sorted(of_field, key=lambda error: -len(error["loc"])))[0]
+
+
+def _is_branch(part: str | int) -> bool:
+    """Whether a part of an error's place names a type among several, which is no word of the API: `list[TextPart]`."""
+    if isinstance(part, int) or part.isdigit() or part == "[key]":
+        return False
+    return not part.isidentifier() or part[0].isupper() or part in ("str", "int", "dict")
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:

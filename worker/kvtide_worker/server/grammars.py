@@ -19,14 +19,17 @@ from kvtide_worker.text.tool_format import ToolFormat
 async def answer_grammar(service: Service, body: GenerationRequest) -> str | None:
     """Of the answer's format, checked; None for free text. Raises ApiError 400 where it is no grammar."""
     guided = body.guided
+    schema = body.response_format.schema_to_match if body.response_format is not None else None
+    if guided is None and schema is None:
+        return None
+    param = "response_format"
     if guided is not None:
         param = "structured_outputs" if body.structured_outputs is not None else "guided_json"
-        try:
-            return await service.checked(structured_grammar(guided), param)
-        except ValueError as error:
-            raise ApiError(400, f"{param}: {error}", param=param, code="invalid_grammar") from error
-    schema = body.response_format.schema_to_match if body.response_format is not None else None
-    return None if schema is None else await service.checked(json_grammar(schema), "response_format")
+    try:
+        grammar = structured_grammar(guided) if guided is not None else json_grammar(schema or {})
+    except ValueError as error:
+        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_grammar") from error
+    return await service.checked(grammar, param)
 
 
 async def chat_grammar(service: Service, body: ChatRequest, form: ToolFormat | None) -> str | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from kvtide_worker.server.conversation import MAX_TOOLS, ChatMessage, Tool
 from kvtide_worker.server.response_format import Choices, ResponseFormat, Schema, StructuredOutputs
@@ -42,6 +43,15 @@ class Body(BaseModel):
     """A JSON body whose unknown fields are refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """With null for every field that may be left out: clients send it for the default."""
+        described = handler.resolve_ref_schema(handler(schema))
+        properties = described.get("properties", {})
+        for name in set(properties) - set(described.get("required", ())):
+            properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
+        return described
 
     @model_validator(mode="before")
     @classmethod

@@ -61,7 +61,7 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except Exception as error:  # whatever a template from strangers does with variables from others
             raise ChatTemplateError(f"the model's chat template refused these messages: {error}") from error
 
 
