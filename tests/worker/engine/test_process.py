@@ -22,6 +22,7 @@ from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.messages import (
     AbortRequest,
     AddRequest,
+    CalibrationTokens,
     Command,
     Event,
     Failed,
@@ -34,7 +35,7 @@ from kvtide_worker.engine.messages import (
     TokenOutput,
 )
 from kvtide_worker.engine.process import run_engine
-from tests.worker.engine.harness import greedy, plan_for
+from tests.worker.engine.harness import greedy, plan_for, some_tokens
 from tests.worker.models.tiny import save_tiny_llama
 
 START_SECONDS = 90
@@ -172,6 +173,30 @@ def test_shutdown_aborts_what_runs(model: Path, tmp_path: Path) -> None:
         assert server.process.exitcode == 0
     finally:
         server.close()
+
+
+def test_waits_for_the_text_that_bases_are_fitted_to(tmp_path: Path) -> None:
+    """The server has it when it has read the tokenizer, which may take longer than the weights."""
+    save_tiny_llama(tmp_path / "model", head_dim=64)
+    plan = plan_for(tmp_path / "model", num_blocks=64, block_size=16, max_context=256, batch_limit=4, precision="INT8")
+    server = Server(tmp_path, EngineConfig(f"file://{tmp_path}/model", plan, threads=1))
+    try:
+        event = server.receive(START_SECONDS)
+        while event != LoadProgress("fitting the key bases"):
+            assert isinstance(event, LoadProgress)
+            event = server.receive(START_SECONDS)
+        server.send(CalibrationTokens(some_tokens()))
+        assert isinstance(server.started()[-1], Ready)
+        server.send(AddRequest("a", [5, 6, 7], greedy(3)))
+        assert len(server.outputs("a")) == 3
+    finally:
+        server.close()
+
+
+def test_a_text_that_nothing_is_fitted_to_is_ignored(server: Server) -> None:
+    server.send(CalibrationTokens([1, 2, 3]))
+    server.send(AddRequest("after-text", [5], greedy(2)))
+    assert len(server.outputs("after-text")) == 2
 
 
 def test_a_model_that_is_not_there_fails_with_a_message(model: Path, tmp_path: Path) -> None:
