@@ -72,7 +72,9 @@ def test_encodes_and_decodes_as_sentencepiece(
 
 @given(ids=st.lists(st.integers(len(CONTROL), len(CONTROL) + len(BYTES) + len(NORMAL) - 1)))
 def test_any_tokens_are_text_again(ours: Tokenizer, sentencepiece: SentencePieceProcessor, ids: list[int]) -> None:
-    """Bytes that are no text differ: SentencePiece has U+FFFD for each of them."""
+    """Bytes that are no text differ: SentencePiece has U+FFFD for each of them. It also keeps a space at the start that
+    came as a byte, which the models' tokenizer.json drops as any other."""
+    assume(ids[:1] != [len(CONTROL) + 0x20])
     text = ours.decode(ids)
     assume("\N{REPLACEMENT CHARACTER}" not in text)
     assert text == sentencepiece.decode(ids)
