@@ -36,11 +36,11 @@ def decode_launch(stored: LayerFormat, head_dim: int) -> Launch:
 
     Warps by what the compiler makes of them: four, but two where a side of 4 bits meets one of 8, which four would
     spill, and where a head's words of four levels are too few columns for four. Half a tile where a whole one spilled:
-    two warps that unpack both sides of 64 elements, and 192 of 8 bits, whose masks take registers too.
+    two warps that unpack both sides of 64 elements, 192 of 8 bits, whose masks take registers, and both kinds of 256.
     """
     width, bits = padded(head_dim), {stored.key.bits, stored.value.bits}
     few = 4 in bits and (width == 64 or (width == 128 and 8 in bits))
-    spilled = (bits == {4} and width == 64) or (bits == {8} and head_dim == 192)
+    spilled = (bits, head_dim) in (({4}, 64), ({8}, 192), ({4, 8}, 256))
     tile = max(16, min(64, 16384 * 8 // (max(bits) * width)))
     return Launch(rows=16, tile=tile // 2 if spilled else tile, warps=2 if few else 4, stages=5)
 
