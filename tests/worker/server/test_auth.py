@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from kvtide_worker.server import errors
 from kvtide_worker.server.app import api_app
-from kvtide_worker.server.auth import BearerToken, read_token
+from kvtide_worker.server.auth import API_KEY_VARIABLE, BearerToken, client_key, read_token
 from kvtide_worker.server.failures import CannotStart
 from kvtide_worker.server.lifecycle import Lifecycle
 from kvtide_worker.server.service import Service
@@ -23,6 +23,15 @@ def test_an_empty_token_is_none(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("\n")
     with pytest.raises(CannotStart, match="is empty"):
         read_token(tmp_path / "token")
+
+
+def test_a_clients_key_is_the_files_or_else_the_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("of the file\n")
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    assert client_key(None) is None
+    monkeypatch.setenv(API_KEY_VARIABLE, " of the environment ")
+    assert client_key(None) == "of the environment"
+    assert client_key(tmp_path / "key") == "of the file"
 
 
 @pytest.mark.parametrize(

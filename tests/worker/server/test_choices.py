@@ -18,6 +18,7 @@ def texts(answer) -> list[str]:
     return [choice.text for choice in answer.choices]
 
 
+@pytest.mark.slow
 def test_choices_of_one_prompt_and_the_prompt_counted_once(server: Server) -> None:
     one = complete(server, temperature=1.2, seed=5)
     three = complete(server, temperature=1.2, seed=5, n=3)
@@ -31,6 +32,7 @@ def test_choices_of_one_prompt_and_the_prompt_counted_once(server: Server) -> No
     assert three.usage.prompt_tokens_details.cached_tokens == 0
 
 
+@pytest.mark.slow
 def test_several_prompts_have_their_choices_together(server: Server) -> None:
     answer = complete(server, prompt=[STORY, "The capital of France is"], n=2, max_tokens=3)
     first, again, other, once_more = texts(answer)
@@ -43,6 +45,7 @@ def test_several_prompts_have_their_choices_together(server: Server) -> None:
     assert streamed == texts(answer)
 
 
+@pytest.mark.slow
 def test_choices_of_a_chat_stream(server: Server) -> None:
     fields = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "n": 2, "seed": 3}
     whole = server.client.chat.completions.create(**fields)
@@ -79,6 +82,7 @@ def test_a_bias_bans_and_forces(server: Server) -> None:
     assert texts(forced) == [" Rome Rome"]
 
 
+@pytest.mark.slow
 def test_penalties_end_a_repetition(server: Server) -> None:
     prompt, again = "yes, yes, yes, yes, yes, yes, yes, yes,", " yes, yes, yes,"
     assert texts(complete(server, prompt=prompt, max_tokens=6)) == [again]
@@ -87,11 +91,13 @@ def test_penalties_end_a_repetition(server: Server) -> None:
     assert " yes" not in texts(penalised)[0]
 
 
+@pytest.mark.slow
 def test_min_p_of_one_is_greedy_whatever_the_temperature(server: Server) -> None:
     hot = complete(server, temperature=2, seed=1, extra_body={"min_p": 1.0})
     assert texts(hot) == texts(complete(server))
 
 
+@pytest.mark.slow
 def test_min_tokens_puts_the_end_off(server: Server) -> None:
     chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     short = server.client.chat.completions.create(**chat, temperature=0, max_tokens=30)
@@ -109,6 +115,7 @@ def test_a_stop_string_may_be_kept(server: Server) -> None:
     assert texts(kept) == [whole[: whole.index("ari") + 3]]
 
 
+@pytest.mark.slow
 def test_special_tokens_may_be_shown(server: Server) -> None:
     chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     shown = server.client.chat.completions.create(

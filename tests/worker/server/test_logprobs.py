@@ -42,6 +42,7 @@ def test_a_chats_tokens_are_its_content(server: Server) -> None:
         assert sum(math.exp(top.logprob) for top in token.top_logprobs) <= 1 + 1e-6
 
 
+@pytest.mark.slow
 def test_a_stream_tells_the_same(server: Server) -> None:
     whole = chat(server, top_logprobs=1).choices[0].logprobs.content
     streamed = []
@@ -52,6 +53,7 @@ def test_a_stream_tells_the_same(server: Server) -> None:
     assert [token.logprob for token in streamed] == pytest.approx([token.logprob for token in whole], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_tokens_that_are_parts_of_a_character_have_their_bytes(server: Server) -> None:
     messages = [{"role": "user", "content": EMOJI}]
     choice = chat(server, messages=messages, max_tokens=30, extra_body={"ignore_eos": True}).choices[0]
@@ -63,6 +65,7 @@ def test_tokens_that_are_parts_of_a_character_have_their_bytes(server: Server) -
     assert any(token.startswith("bytes:") for token in plain.tokens)
 
 
+@pytest.mark.slow
 def test_a_stop_string_leaves_its_tokens_out(server: Server) -> None:
     for stream in (False, True):
         answer = chat(server, stop=[" Paris"], stream=stream)
@@ -103,6 +106,7 @@ def test_an_echo_has_the_prompts_log_probabilities(server: Server, stream: bool,
         assert answer.usage.completion_tokens == max_tokens
 
 
+@pytest.mark.slow
 def test_what_a_prompt_scores_is_what_its_answer_scored(server: Server) -> None:
     answer = complete(server, logprobs=0, max_tokens=2).choices[0]  # " Paris" and ".", which are tokens in a prompt too
     echoed = complete(server, prompt=PARIS + answer.text, echo=True, logprobs=0, max_tokens=0).choices[0]
