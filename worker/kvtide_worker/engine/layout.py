@@ -76,7 +76,7 @@ def _formats(kv: KvPlan, shape: ModelShape) -> tuple[LayerFormat, ...]:
         first, last = _run_ends(run.layers)
         if first != len(formats) or last < first:
             raise InvalidPlan(
-                f"the plan's layers {run.layers} follow on layer {len(formats) - 1}; runs must follow on one another"
+                f"the plan's layers {run.layers} stand where layer {len(formats)} is next; runs must follow one another"
             )
         formats += [LayerFormat(_format(run.key), _format(run.value))] * (last - first + 1)
     if len(formats) != shape.num_layers:
