@@ -57,7 +57,7 @@ def fit_key_basis(
     behind = torch.arange(tokens)[:, None] - torch.arange(tokens)
     hidden = ((behind < 0) | (behind >= (tokens if window is None else window))).to(key.device)
     heads = [
-        _fit_head(heads_query.double(), head_key.double(), scale, hidden, centred)
+        _fit_head(heads_query.float(), head_key.float(), scale, hidden, centred)
         for heads_query, head_key in zip(query.view(tokens, kv_heads, -1, dim).unbind(1), key.unbind(1), strict=True)
     ]
     of_key, of_query, centre = (torch.stack(parts).float() for parts in zip(*heads, strict=True))
@@ -76,6 +76,8 @@ def _fit_head(
         matters = weights * (1 - weights)
         of_keys += matters.sum(0)
         of_queries[:, head] = matters.sum(1)
+    # Scores are many and need no more than float32; what follows is small, and inverts.
+    query, key, of_keys, of_queries = query.double(), key.double(), of_keys.double(), of_queries.double()
     centre = (of_keys @ key) / of_keys.sum() if centred else torch.zeros_like(key[0])
     key_moments = _moments(key - centre, of_keys)
     query_moments = _moments(query.flatten(0, 1), of_queries.flatten())
