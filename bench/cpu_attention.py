@@ -3,7 +3,8 @@
 One sequence decodes one token, in layers one after another until their blocks are RING_BYTES together, so that nothing
 is in the processor's cache when its turn comes again. Every layer is timed by itself, and a number is the best tenth of
 all of them; every format has its turn beside a plain read of the same bytes, again and again, so that what else the
-machine does meets all alike.
+machine does meets all alike. Keys of 8 and 4 bits are in a basis, and what has 4 bits keeps its last tokens in BF16, as
+the engine has them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +25,10 @@ from rich.table import Table
 from kvtide_kernels.attention import SequenceSpan
 from kvtide_kernels.cpu.attention import CpuAttention
 from kvtide_kernels.cpu.library import library
+from kvtide_kernels.key_basis import KeyBasis
 from kvtide_kernels.pool import KVPool, StoredLayer
 from kvtide_kernels.torch_attention import TorchAttention
-from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
+from kvtide_sizing.formats import BF16, INT4, INT8, RECENT_TOKENS, LayerFormat
 from kvtide_sizing.memory.kv import KvLayout, TableLayout
 
 HEAD_DIM, BLOCK_SIZE = 128, 64
@@ -51,11 +53,11 @@ GOALS = {
 
 @dataclass
 class Held:
-    """The one sequence's block table; nothing recent is kept."""
+    """The one sequence's block table."""
 
     blocks: list[int]
     first: int = 0
-    recent: tuple[int, ...] = ()
+    recent: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -93,7 +95,10 @@ class Case:
         stored, blocks = FORMATS[name], tokens // BLOCK_SIZE
         query_heads, kv_heads = SHAPES[shape]
         widths = [BLOCK_SIZE * side.vector_bytes(HEAD_DIM) for side in (stored.key, stored.value)]
-        layer_bytes = blocks * kv_heads * sum(widths)
+        recent = RECENT_TOKENS if stored.keeps_recent else 0
+        layout = KvLayout(BLOCK_SIZE, kv_heads * sum(widths), (TableLayout((0,), None),), 1, recent)
+        held = blocks + layout.recent_blocks
+        layer_bytes = held * layout.block_bytes
         layers = max(1, -(-RING_BYTES // layer_bytes))
         self.row = Measured(shape, name, tokens, layer_bytes, layers)
         self._times: list[float] = []
@@ -101,13 +106,20 @@ class Case:
         self._memory = memory[: layers * layer_bytes]
         sliced = []
         for part in torch.split(self._memory, layer_bytes):
-            sides = torch.split(part, [blocks * kv_heads * width for width in widths])
-            key, value = (side.view(blocks, kv_heads, width) for side, width in zip(sides, widths, strict=True))
+            sides = torch.split(part, [held * kv_heads * width for width in widths])
+            key, value = (side.view(held, kv_heads, width) for side, width in zip(sides, widths, strict=True))
             sliced.append(StoredLayer(stored, key, value, 0))
-        layout = KvLayout(BLOCK_SIZE, layer_bytes // blocks, (TableLayout(tuple(range(layers)), None),), 1)
+        layout = replace(layout, tables=(TableLayout(tuple(range(layers)), None),))
         self._pool = KVPool(layout, HEAD_DIM, self._memory, tuple(sliced))
-        table = Held(torch.randperm(blocks).tolist())
-        self._step = CpuAttention(self._pool, scale=HEAD_DIM**-0.5).plan([SequenceSpan([table], tokens - 1, 1)])
+        order = torch.randperm(held).tolist()
+        table = Held(order[:blocks], recent=order[blocks:])
+        # One basis for all layers: what is read of the pool is to be compared with a plain read.
+        matrix = torch.eye(HEAD_DIM).repeat(kv_heads, 1, 1)
+        basis = KeyBasis(matrix, matrix, torch.zeros(kv_heads, HEAD_DIM))
+        bases = dict.fromkeys(range(layers), basis) if stored.has_key_basis else {}
+        self._step = CpuAttention(self._pool, scale=HEAD_DIM**-0.5, bases=bases).plan(
+            [SequenceSpan([table], tokens - 1, 1)]
+        )
         self._query = torch.randn(1, query_heads, HEAD_DIM).bfloat16()
         self._own = torch.randn(1, kv_heads, HEAD_DIM).bfloat16()
 
