@@ -1,6 +1,6 @@
 """What a format makes of a whole text at once: attention as in decodes of each of its tokens, without a pool.
 
-Some hundred times as fast as to read token by token, and in the model's dtype throughout: in float32 it shows the loss
+One pass for all tokens of a text, and in the model's dtype throughout: in float32 it shows the loss
 of one layer's side, which is less than what the kernels' bfloat16 makes of any difference.
 """
 
