@@ -14,7 +14,7 @@ def token_logprobs(logits: torch.Tensor, token_id: int, top: int) -> TokenLogpro
     """
     row = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     chosen = row[token_id]
-    rank = int((row > chosen).sum()) + 1
+    rank = int(torch.count_nonzero(row > chosen)) + 1
     likeliest: list[tuple[int, float]] = []
     if top:
         values, ids = row.topk(min(top, len(row)))

@@ -73,10 +73,9 @@ class Sampler:
                 return NoToken(failure, ErrorKind.GRAMMAR)
             if rules is not None:
                 rules.apply(row)
-            highest, place = row.max(dim=-1)
-            if not highest.isfinite():
+            if (rules is not None or grammar is not None) and not row.max().isfinite():
                 return NoToken("what the request asks for leaves no token to choose", ErrorKind.GRAMMAR)
-            token = self._draw(row.sub_(highest), request) if sampling.temperature > 0 else int(place)
+            token = self._draw(row, request) if sampling.temperature > 0 else int(row.max(dim=-1).indices)
         if grammar is not None:
             grammar.accept(token)
         if sampling.logprobs is None:
@@ -89,7 +88,7 @@ class Sampler:
         return self._rules[request.request_id]
 
     def _draw(self, logits: torch.Tensor, request: Request) -> int:
-        """A token of float32 logits [vocab_size] of which the highest is 0; they are overwritten."""
+        """A token of float32 logits [vocab_size], which are overwritten."""
         sampling = request.sampling
         scaled = logits.div_(max(sampling.temperature, _LOWEST_TEMPERATURE))
         probabilities, token_ids = _candidates(torch.softmax(scaled, dim=-1), sampling)
