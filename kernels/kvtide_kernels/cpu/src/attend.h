@@ -9,8 +9,7 @@
 #include <tuple>
 
 #include "basis.h"
-#include "codec.h"
-#include "recent.h"
+#include "places.h"
 #include "softmax.h"
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
 #include "avx512.h"
@@ -57,25 +56,13 @@ class Attend {
   private:
     int query_heads() const { return layer_.kv_heads * layer_.group; }
 
-    const uint16_t* fresh(const uint16_t* tensor, const Side& side, int64_t row, int head) const {
-        return tensor + (row * layer_.kv_heads + head) * side.dim;
-    }
-
-    // Blocks are a power of two.
-    int32_t block_of(const Span& span, int64_t token) const {
-        return span.blocks[(token >> __builtin_ctz(layer_.block_size)) - span.first];
-    }
-
-    int place_of(int64_t token) const { return int(token & (layer_.block_size - 1)); }
-
     // `count` new tokens from `begin` on as they are stored, in float32: keys in their basis.
-    float* stored(const Side& side, const uint16_t* tensor, const Span& span, int64_t begin, int64_t count,
-                        int head) {
+    float* stored(const Side& side, const uint16_t* tensor, const Span& span, int64_t begin, int64_t count, int head) {
         loaded_ = NOTHING;
         const int dim = side.dim;
         const bool based = &side == &layer_.key && layer_.basis.of_key;
         for (int64_t i = 0; i < count; ++i) {
-            const uint16_t* from = fresh(tensor, side, span.row + begin + i, head);
+            const uint16_t* from = fresh_vector(layer_, side, tensor, span.row + begin + i, head);
             for (int j = 0; j < dim; ++j) s_.query[i * dim + j] = float_of_bf16(from[j]);
         }
         if (!based) return s_.query;
@@ -91,7 +78,7 @@ class Attend {
             float* from = stored(*side, tensor, span, unit.begin, unit.count, head);
             for (int64_t i = 0; i < unit.count; ++i, from += side->dim) {
                 const int64_t position = span.past + unit.begin + i;
-                encode(*side, from, slot_of(*side, block_of(span, position), head, place_of(position), layer_.block_size));
+                encode(*side, from, slot_of_token(layer_, *side, span, head, position));
             }
         }
         if (layer_.recent && span.decodes()) write_recent(span, 0, 1, head);
@@ -173,10 +160,10 @@ class Attend {
         begin(query, rows, layer_.key.format, layer_.value.format);
         Tokens keys[2][TILE / GROUP], values[2][TILE / GROUP];
         const int64_t start = unit.low / TILE * TILE;
-        look_up(unit.low, high, span, head, start, keys[0], values[0]);
+        stored_tokens(layer_, span, head, unit.low, high, start, keys[0], values[0]);
         int now = 0;
         for (int64_t tile = start; tile < high; tile += TILE, now ^= 1) {
-            look_up(unit.low, high, span, head, tile + TILE, keys[now ^ 1], values[now ^ 1]);
+            stored_tokens(layer_, span, head, unit.low, high, tile + TILE, keys[now ^ 1], values[now ^ 1]);
             const int ng = int((std::min<int64_t>(TILE, high - tile) + GROUP - 1) / GROUP);
             over_tile(keys[now], values[now], keys[now ^ 1], values[now ^ 1], ng, [&](int row) {
                 const int64_t position = span.past + unit.begin + row / heads;
@@ -220,10 +207,9 @@ class Attend {
             Tokens keys[TILE / GROUP], values[TILE / GROUP];
             for (int g = 0; g < ng; ++g) {
                 const int64_t token = tile + g * GROUP;
-                const int to = int(std::min<int64_t>(GROUP, last - token)), heads_between = layer_.kv_heads;
-                keys[g] = rows_of(fresh(step_.key, layer_.key, span.row + token, head), heads_between * layer_.key.dim, to);
-                values[g] =
-                    rows_of(fresh(step_.value, layer_.value, span.row + token, head), heads_between * layer_.value.dim, to);
+                const int to = int(std::min<int64_t>(GROUP, last - token));
+                keys[g] = fresh_tokens(layer_, layer_.key, step_.key, span.row + token, head, to);
+                values[g] = fresh_tokens(layer_, layer_.value, step_.value, span.row + token, head, to);
             }
             over_tile(keys, values, NONE, NONE, ng, [&](int row) {
                 const int64_t own = unit.begin + row / heads;
@@ -233,13 +219,6 @@ class Attend {
         end(rows, BF16);
         if (layer_.basis.of_query)
             for (int row = 0; row < rows; ++row) s_.seen[row].largest -= s_.shift[row];
-    }
-
-    // `to` vectors in BF16, `stride` elements apart.
-    static Tokens rows_of(const uint16_t* data, int64_t stride, int to) {
-        Tokens some;
-        some.data = reinterpret_cast<const uint8_t*>(data), some.stride = 2 * stride, some.to = to;
-        return some;
     }
 
     // seen(row): the tokens of the tile, from and to, that the row sees.
@@ -269,30 +248,6 @@ class Attend {
         const int dim = layer_.value.dim, columns = Tile::columns(value_format, dim);
         for (int row = 0; row < rows; ++row)
             s_.tile.end(row, s_.sums + row * columns, s_.result + row * dim, s_.seen[row]);
-    }
-
-    // The tile's groups of tokens in the pool; a group without a token in [low, high) has no block.
-    void look_up(int64_t low, int64_t high, const Span& span, int head, int64_t tile, Tokens* keys,
-                 Tokens* values) const {
-        for (int g = 0; g < TILE / GROUP; ++g) {
-            const int64_t token = tile + g * GROUP;
-            keys[g] = values[g] = Tokens();
-            const int64_t from = std::max(low, token), to = std::min(high, token + GROUP);
-            if (from >= to) continue;
-            const int32_t block = block_of(span, token);
-            const int place = place_of(token);
-            keys[g] = in_pool(layer_.key, block, head, place, int(from - token), int(to - token));
-            values[g] = in_pool(layer_.value, block, head, place, int(from - token), int(to - token));
-        }
-    }
-
-    Tokens in_pool(const Side& side, int32_t block, int head, int place, int from, int to) const {
-        const Slot slot = slot_of(side, block, head, place, layer_.block_size);
-        Tokens some;
-        some.data = slot.data, some.stride = side.vector_bytes(), some.from = from, some.to = to;
-        if (side.format != BF16) some.scale = slot.scale;
-        if (side.format == INT4) some.zero = slot.zero;
-        return some;
     }
 
     float* kept(int64_t slot, int query_head) const {
