@@ -11,6 +11,9 @@ from kvtide_kernels.codec import check_served
 from kvtide_sizing.formats import LayerFormat, VectorFormat
 from kvtide_sizing.memory.kv import KvLayout
 
+# What is copied lies beside the pool for a moment, one side of one slot at a time: less than a step's activations.
+_COPIED_AT_ONCE = 64
+
 
 @dataclass(frozen=True)
 class StoredLayer:
@@ -106,6 +109,24 @@ class KVPool:
     def nbytes(self) -> int:
         """Bytes of the whole pool."""
         return self.storage.nbytes
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks whole, in all their slots and whatever table holds them, from the first of a pair to the second.
+
+        No two pairs may have the same second block. All first ones are read before any second one is written, of
+        `_COPIED_AT_ONCE` pairs at a time: so much is taken beside the pool for a moment.
+        """
+        for start in range(0, len(pairs), _COPIED_AT_ONCE):
+            source, target = torch.tensor(pairs[start : start + _COPIED_AT_ONCE], device=self.storage.device).unbind(1)
+            for arena in self._arenas():
+                arena.index_copy_(0, target, arena.index_select(0, source))
+
+    def _arenas(self) -> Iterator[torch.Tensor]:
+        """Each slot's two arenas, uint8 [num_blocks, kv_heads, bytes], as wide as its widest layer's."""
+        for slot in zip(*(table.layers for table in self.layout.tables), strict=True):
+            layers = [self.layers[layer] for layer in slot]
+            yield max((layer.key for layer in layers), key=lambda arena: arena.shape[2])
+            yield max((layer.value for layer in layers), key=lambda arena: arena.shape[2])
 
 
 def _key(stored: LayerFormat) -> VectorFormat:

@@ -47,7 +47,7 @@ def expected(model: Path) -> list[list[int]]:
 
 def all_free(engine: Engine) -> bool:
     state = engine.state()
-    return state.free_blocks == state.num_blocks and state.live_tokens == state.running == state.waiting == 0
+    return state.live_blocks == state.live_tokens == state.running == state.waiting == 0
 
 
 def test_tokens_equal_transformers(model: Path, expected: list[list[int]]) -> None:
@@ -147,6 +147,7 @@ def test_a_step_that_fails_ends_its_own_requests_only(
         )
         outputs = engine.step()
     assert outputs == [TokenOutput("fails", [], FinishReason.ERROR, "the step failed: no memory")]
+    assert engine.state().cached_blocks == 0
     assert [token for output in run(engine) for token in output.token_ids] == expected[1]
     assert all_free(engine)
 

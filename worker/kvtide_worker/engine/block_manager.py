@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from kvtide_sizing.memory.kv import KvLayout
+from kvtide_worker.engine.prefix_cache import ALIGNED_TOKENS, BlockChain, PrefixCache, PrefixNode
 
 
-@dataclass
+@dataclass(slots=True)
 class BlockTable:
     """A sequence's blocks in one table's layers, in order, without those that it gave back.
 
@@ -28,21 +29,28 @@ class BlockTable:
         return self.first + len(self.blocks)
 
 
-@dataclass
+@dataclass(slots=True)
 class SequenceBlocks:
     """One sequence's block tables, as the layout has them, and how many of its tokens were written to them.
 
     tables is empty while it holds nothing.
+
     recent_from: the oldest token that its recent blocks may have: earlier ones it has from another sequence
+    chain:       what its blocks are found by; None where they are not to be, and no others either
+    sealed:      of its full blocks, from the first on
+    aligned:     whether all its chunks began where hits may end: only then is a block sealed
     """
 
     tables: tuple[BlockTable, ...] = ()
     num_tokens: int = 0
     recent_from: int = 0
+    chain: BlockChain | None = field(default=None, compare=False)
+    sealed: list[PrefixNode] = field(default_factory=list)
+    aligned: bool = True
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of all tables, recent ones included."""
+        """Blocks of all tables, recent ones included; one that others share counts too."""
         return sum(len(table.blocks) + len(table.recent) for table in self.tables)
 
 
@@ -50,19 +58,28 @@ class BlockManager:
     """Hands out the pool's blocks, and counts who uses each one. Every operation is O(1) per block it touches.
 
     A block is live while a table holds it, cached while nobody does but its content may be wanted again, and free
-    otherwise: live + cached + free = num_blocks, of all tables together.
+    otherwise: live + cached + free = num_blocks, of all tables together. Cached ones are taken where none is free,
+    the one that was used longest ago first, and of a sequence its last ones first.
 
     Of one sequence of n tokens, tables hold `layout.sequence_blocks(n)` at most between two steps. A step of k tokens
     adds ceil((k - 1) / block_size) for each windowed table until it has ended: `layout.step_blocks` is that of a whole
     step for one sequence.
+
+    Nobody writes to a block that two tables hold: who is about to is given another one, and a pair of blocks to copy.
+
+    prefix:         where equal beginnings are found; None shares nothing but between a sequence and its forks
+    aligned_tokens: chunks that begin at multiples of it are computed alike however a prompt is cut
     """
 
-    def __init__(self, layout: KvLayout, num_blocks: int) -> None:
+    def __init__(self, layout: KvLayout, num_blocks: int, prefix: PrefixCache | None = None) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        self.aligned_tokens = prefix.aligned_tokens if prefix is not None else max(ALIGNED_TOKENS, layout.block_size)
+        self._prefix = prefix
         self._free = list(reversed(range(num_blocks)))
         self._references = [0] * num_blocks
         self._live_tokens = 0
+        self._copies: dict[int, int] = {}
 
     @property
     def free_blocks(self) -> int:
@@ -71,13 +88,18 @@ class BlockManager:
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks kept for their content alone. None are, as no prefix is reused yet."""
-        return 0
+        """Blocks kept for their content alone."""
+        return self._prefix.unused_blocks if self._prefix is not None else 0
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that can be taken: free and cached ones."""
+        return len(self._free) + self.cached_blocks
 
     @property
     def live_blocks(self) -> int:
         """Blocks that at least one table holds."""
-        return self.num_blocks - self.free_blocks - self.cached_blocks
+        return self.num_blocks - self.available_blocks
 
     @property
     def live_tokens(self) -> int:
@@ -88,101 +110,199 @@ class BlockManager:
         """
         return -(-self._live_tokens // len(self.layout.tables))
 
-    def admit(self, sequence: SequenceBlocks, num_tokens: int, kept_blocks: int) -> bool:
+    def admit(self, sequence: SequenceBlocks, num_tokens: int, kept_blocks: int, *, reuse: bool = True) -> bool:
         """Give an empty sequence all that num_tokens of it hold at most, so that its prefill finds its blocks there.
 
-        A windowed table gets what its window takes, each one what recent tokens take. False, and nothing changed,
-        where kept_blocks would not be left.
+        Of its chain, what is found counts as written: num_tokens of the sequence says how much (reuse: False finds
+        nothing). A windowed table gets what its window takes, each one what recent tokens take. False, and nothing
+        changed, where kept_blocks would not be left.
         """
-        if self.layout.sequence_blocks(num_tokens) + kept_blocks > self.free_blocks:
+        nodes: list[PrefixNode] = []
+        if self._prefix is not None and sequence.chain is not None and reuse:
+            nodes = self._prefix.find(sequence.chain, num_tokens)
+        size, found = self.layout.block_size, len(nodes)
+        whole, needed = -(-num_tokens // size), len(self.layout.tables) * self.layout.recent_blocks
+        spans = []
+        for index, of_layers in enumerate(self.layout.tables):
+            first = of_layers.first_needed(found * size) // size
+            end = min(whole, first + of_layers.sequence_blocks(num_tokens, size))
+            shared = [block for node in nodes[first:] if (block := node.blocks[index]) is not None]
+            needed += end - found + sum(not self._references[block] for block in shared)
+            spans.append((first, end, shared))
+        if needed + kept_blocks > self.available_blocks:
             return False
-        sequence.tables = tuple(BlockTable(recent=self._take_recent()) for _ in self.layout.tables)
-        for table, of_layers in zip(sequence.tables, self.layout.tables, strict=True):
-            self._extend(table, of_layers.sequence_blocks(num_tokens, self.layout.block_size))
+        # Those that are found first, so that none of them is taken for something else.
+        for _, _, shared in spans:
+            for block in shared:
+                self._share(block)
+        sequence.tables = tuple(BlockTable(deque(shared), first) for first, _, shared in spans)
+        for table, (_, end, _) in zip(sequence.tables, spans, strict=True):
+            table.recent = self._take_recent()
+            self._extend(table, end)
+        PrefixCache.join(nodes)
+        sequence.sealed, sequence.num_tokens, sequence.recent_from = nodes, found * size, found * size
         return True
 
     def reserve(self, sequence: SequenceBlocks, num_tokens: int) -> bool:
-        """Give each table of an admitted sequence the blocks it lacks for num_tokens, the next step's included.
+        """Give each table of an admitted sequence the blocks it lacks for num_tokens, the next step's included, and
+        one of its own in place of one that it shares and is about to write to.
 
-        False, and nothing changed, where too few are free.
+        False, and nothing changed, where too few can be taken.
         """
         assert sequence.tables, "only what was admitted grows"
-        end = -(-num_tokens // self.layout.block_size)
-        if sum(max(0, end - table.end) for table in sequence.tables) > self.free_blocks:
+        size = self.layout.block_size
+        end, (number, written) = -(-num_tokens // size), divmod(sequence.num_tokens, size)
+        shared, lacking = [], 0
+        for table in sequence.tables:
+            lacking += max(0, end - table.end)
+            if written and self._references[table.blocks[number - table.first]] > 1:
+                shared.append(table)
+        if not lacking and not shared:
+            return True
+        if lacking + len(shared) > self.available_blocks:
             return False
+        for table in shared:
+            self._own(table, number - table.first, written)
         for table in sequence.tables:
             self._extend(table, end)
         return True
 
     def advance(self, sequence: SequenceBlocks, new_tokens: int) -> None:
-        """Note that new_tokens were written behind the last one, and take back what left a window.
+        """Note that new_tokens were computed and written behind the last one: blocks that are full now are sealed, and
+        what left a window is taken back.
 
         Raises ValueError where no block holds them.
         """
-        written = sequence.num_tokens + new_tokens
-        ends = [table.end for table in sequence.tables] or [0]
-        if written > min(ends) * self.layout.block_size:
-            raise ValueError(
-                f"{sequence.num_tokens} + {new_tokens} tokens do not fit {min(ends)} blocks of {self.layout.block_size}"
-            )
+        size, past = self.layout.block_size, sequence.num_tokens
+        written = past + new_tokens
+        end = min((table.end for table in sequence.tables), default=0)
+        if written > end * size:
+            raise ValueError(f"{past} + {new_tokens} tokens do not fit {end} blocks of {size}")
         sequence.num_tokens = written
         self._live_tokens += new_tokens * len(sequence.tables)
+        if self._prefix is not None and sequence.chain is not None:
+            if new_tokens > 1 and past % self.aligned_tokens:
+                sequence.aligned = False
+            if sequence.aligned and len(sequence.sealed) < written // size:
+                self._seal(sequence, self._prefix, sequence.chain)
         for table, of_layers in zip(sequence.tables, self.layout.tables, strict=True):
-            while table.first < of_layers.first_needed(written) // self.layout.block_size:
-                self._drop(table.blocks.popleft(), self.layout.block_size)
+            while of_layers.window is not None and table.first < of_layers.first_needed(written) // size:
+                self._drop(table.blocks.popleft(), size, kept=True)
                 table.first += 1
 
-    def fork(self, sequence: SequenceBlocks) -> SequenceBlocks | None:
-        """A sequence that shares the full blocks. The last, partly filled one is still written to: it stays behind.
+    def fork(self, sequence: SequenceBlocks, child: SequenceBlocks, kept_blocks: int) -> bool:
+        """Let an empty sequence share all blocks of another one that has the same tokens, and take copies of its recent
+        ones. What it needs to write its next token is not taken, but must be there.
 
-        Its recent blocks are its own and empty. None where too few are free for them.
-        Raises ValueError where a table has given back what the shorter sequence still attends to.
+        False, and nothing changed, where kept_blocks would not be left.
         """
-        full = sequence.num_tokens // self.layout.block_size
-        num_tokens = full * self.layout.block_size
-        for table, of_layers in zip(sequence.tables, self.layout.tables, strict=True):
-            if table.first > of_layers.first_needed(num_tokens) // self.layout.block_size:
-                raise ValueError(
-                    f"a window of {of_layers.window} tokens has left what {num_tokens} of {sequence.num_tokens} "
-                    f"tokens attend to: such a sequence cannot be shared"
-                )
-        if len(sequence.tables) * self.layout.recent_blocks > self.free_blocks:
-            return None
-        tables = tuple(
-            BlockTable(deque(islice(table.blocks, full - table.first)), table.first, self._take_recent())
+        of_tables = len(sequence.tables)
+        if of_tables * (self.layout.recent_blocks + 1) + kept_blocks > self.available_blocks:
+            return False
+        held = -(-sequence.num_tokens // self.layout.block_size)
+        child.tables = tuple(
+            BlockTable(deque(islice(table.blocks, held - table.first)), table.first, self._take_recent())
             for table in sequence.tables
         )
-        for table in tables:
-            for block in table.blocks:
-                self._references[block] += 1
-        return SequenceBlocks(tables, num_tokens, recent_from=num_tokens)
+        for own, table in zip(child.tables, sequence.tables, strict=True):
+            for block in own.blocks:
+                self._share(block)
+            for source, target in zip(table.recent, own.recent, strict=True):
+                self._copy(source, target)
+        PrefixCache.join(sequence.sealed)
+        child.sealed, child.aligned = list(sequence.sealed), sequence.aligned
+        child.num_tokens, child.recent_from = sequence.num_tokens, sequence.recent_from
+        return True
 
-    def release(self, sequence: SequenceBlocks) -> None:
-        """Take all blocks back and empty the sequence; a block that another one shares stays live."""
+    def take_copies(self) -> list[tuple[int, int]]:
+        """The pairs of blocks to copy, from the first to the second, before anything else is written to the pool.
+
+        All are to be read before any is written: one sequence's block may have become another's.
+        """
+        copies, self._copies = [(source, target) for target, source in self._copies.items()], {}
+        return copies
+
+    def release(self, sequence: SequenceBlocks, *, kept: bool = True) -> None:
+        """Take all blocks back and empty the sequence; a block that another one shares stays live, a sealed one cached.
+
+        kept: False where what they hold is not to be found again
+        """
         size = self.layout.block_size
+        numbers = range(
+            max((table.end for table in sequence.tables), default=0),
+            min((table.first for table in sequence.tables), default=0),
+            -1,
+        )
+        # In reverse, all tables together: cached blocks are of use with all before them, and with those beside them.
+        # And so the free list gives them out again in the order they were in.
+        for end in numbers:
+            written = min(max(sequence.num_tokens - (end - 1) * size, 0), size)
+            for table in reversed(sequence.tables):
+                if table.blocks and table.end == end:
+                    self._drop(table.blocks.pop(), written, kept=kept)
         for table in reversed(sequence.tables):
-            # In reverse, so that the free list gives them out again in the order they were in.
-            while table.blocks:
-                written = sequence.num_tokens - (table.end - 1) * size
-                self._drop(table.blocks.pop(), min(max(written, 0), size))
             for block in reversed(table.recent):
-                self._drop(block, written_tokens=0)
+                self._drop(block, written_tokens=0, kept=False)
+        if self._prefix is not None:
+            for node in reversed(sequence.sealed):
+                self._prefix.leave(node)
         sequence.tables, sequence.num_tokens, sequence.recent_from = (), 0, 0
+        sequence.sealed, sequence.aligned = [], True
+
+    def _seal(self, sequence: SequenceBlocks, prefix: PrefixCache, chain: BlockChain) -> None:
+        while sequence.aligned and len(sequence.sealed) < sequence.num_tokens // self.layout.block_size:
+            number = len(sequence.sealed)
+            parent = sequence.sealed[-1] if number else None
+            node = prefix.seal(chain, number, parent, [table.blocks[number - table.first] for table in sequence.tables])
+            if node is None:
+                sequence.aligned = False
+            else:
+                sequence.sealed.append(node)
 
     def _extend(self, table: BlockTable, end: int) -> None:
         for _ in range(end - table.end):
             table.blocks.append(self._take())
 
+    def _own(self, table: BlockTable, place: int, written_tokens: int) -> None:
+        """Put a block of its own in place of one that others hold too."""
+        source = table.blocks[place]
+        table.blocks[place] = target = self._take()
+        self._references[source] -= 1
+        self._live_tokens += written_tokens
+        self._copy(source, target)
+
+    def _copy(self, source: int, target: int) -> None:
+        # Whose block the target was before may have wanted a copy that it never read.
+        self._copies.pop(target, None)
+        self._copies[target] = source
+
     def _take_recent(self) -> tuple[int, ...]:
         return tuple(self._take() for _ in range(self.layout.recent_blocks))
 
     def _take(self) -> int:
-        block = self._free.pop()
+        if self._free:
+            block = self._free.pop()
+        else:
+            assert self._prefix is not None, "who takes a block knows that there is one"
+            block = self._prefix.evict()
         self._references[block] = 1
         return block
 
-    def _drop(self, block: int, written_tokens: int) -> None:
+    def _share(self, block: int) -> None:
+        if not self._references[block]:
+            assert self._prefix is not None, "a block that nobody holds was found"
+            self._prefix.revive(block)
+            self._live_tokens += self.layout.block_size
+        self._references[block] += 1
+
+    def _drop(self, block: int, written_tokens: int, *, kept: bool) -> None:
         self._references[block] -= 1
-        if self._references[block] == 0:
-            self._free.append(block)
-            self._live_tokens -= written_tokens
+        if self._references[block]:
+            return
+        self._live_tokens -= written_tokens
+        if self._prefix is not None and self._prefix.is_sealed(block):
+            if kept:
+                self._prefix.keep(block)
+                return
+            self._prefix.unseal(block)
+        self._free.append(block)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import time
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -23,9 +25,11 @@ from kvtide_worker.engine.messages import (
     SetVocabulary,
     TokenOutput,
 )
+from kvtide_worker.engine.prefix_cache import PrefixCache
 from kvtide_worker.engine.request import Request
 from kvtide_worker.engine.sampling import NoToken, Sampled, Sampler
-from kvtide_worker.engine.scheduler import Chunk, Scheduler
+from kvtide_worker.engine.scheduler import Scheduler
+from kvtide_worker.engine.shares import Chunk
 from kvtide_worker.models.model import Model
 
 # Reading the kernel's counters takes longer than they take to change.
@@ -41,6 +45,9 @@ class Engine:
     """Requests in, tokens out, one step at a time. It has no thread and no I/O of its own.
 
     The pool holds one sequence of max_context_tokens at least (`served_kv`), so that every request ends.
+
+    prefix_caching: whether prompts that begin alike share what was computed
+    clock:          seconds, for deadlines
     """
 
     def __init__(
@@ -52,6 +59,8 @@ class Engine:
         meter: MemoryMeter,
         max_context_tokens: int,
         max_batch_limit: int,
+        prefix_caching: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -59,12 +68,17 @@ class Engine:
         self._meter = meter
         self._device = pool.storage.device
         self._max_context_tokens = max_context_tokens
-        self._blocks = BlockManager(pool.layout, pool.num_blocks)
+        self._clock = clock
+        self._prefix: PrefixCache | None = None
+        if prefix_caching:
+            self._prefix = PrefixCache(pool.layout, formats=[layer.format for layer in pool.layers])
+        self._blocks = BlockManager(pool.layout, pool.num_blocks, self._prefix)
         self._scheduler = Scheduler(self._blocks, max_batch_limit=max_batch_limit)
         self._sampler = Sampler(self._device, model.config.eos_token_ids)
         self._grammars = GrammarCompiler()
         self._requests: dict[str, Request] = {}
         self._refused: list[TokenOutput] = []
+        self._deadlines: list[tuple[float, str, float]] = []
         self._arrivals = 0
         self._prompt_tokens = 0
         self._generation_tokens = 0
@@ -93,11 +107,23 @@ class Engine:
         if refused is not None:
             self._refused.append(TokenOutput(command.request_id, [], FinishReason.ERROR, refused))
             return
-        request = Request(command.request_id, self._arrivals, command.prompt_token_ids, command.sampling)
+        request = Request(
+            command.request_id,
+            self._arrivals,
+            command.prompt_token_ids,
+            command.sampling,
+            priority=command.priority,
+        )
+        if self._prefix is not None:
+            request.blocks.chain = self._prefix.chain(command.cache_salt, request.token_ids)
+        request.leader = self._leader(command)
         self._arrivals += 1
         self._requests[command.request_id] = request
+        if command.timeout_s is not None:
+            deadline = self._clock() + command.timeout_s
+            heapq.heappush(self._deadlines, (deadline, request.request_id, command.timeout_s))
         if command.grammar is None:
-            self._scheduler.add(request)
+            self._queue(request)
         else:
             self._grammars.begin(request, command.grammar)
 
@@ -119,18 +145,21 @@ class Engine:
         """Run one step; what it gave each request. A step that fails ends its own requests and no others."""
         outputs, self._refused = self._refused, []
         outputs += self._take_grammars()
-        chunks = self._scheduler.schedule()
-        if not chunks:
-            if self._grammars:
-                self._grammars.wait(_GRAMMAR_SECONDS)
-            return outputs
+        outputs += self._end_overdue()
+        chunks: list[Chunk] = []
         started = time.perf_counter()
         try:
-            outputs += self._run(chunks)
+            chunks = self._scheduler.schedule()
+            if chunks:
+                self._run(chunks, outputs)
         except Exception as error:  # whatever torch raises: the engine goes on with the other requests
-            logger.exception("a step of %d requests failed", len(chunks))
-            outputs += [self._fail(chunk.request, f"the step failed: {error}") for chunk in chunks]
-        self._last_step_seconds = time.perf_counter() - started
+            failed = self._of_step(chunks)
+            logger.exception("a step of %d requests failed", len(failed))
+            outputs += [self._fail(request, f"the step failed: {error}") for request in failed]
+        if chunks:
+            self._last_step_seconds = time.perf_counter() - started
+        elif self._grammars:
+            self._grammars.wait(_GRAMMAR_SECONDS)
         return outputs
 
     def state(self) -> EngineState:
@@ -146,7 +175,7 @@ class Engine:
             free_blocks=blocks.free_blocks,
             live_tokens=blocks.live_tokens,
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(self._grammars),
+            waiting=scheduler.num_waiting + len(self._grammars),
             queued_prompt_tokens=scheduler.queued_prompt_tokens,
             expected_output_tokens=scheduler.expected_output_tokens,
             batch_limit=scheduler.batch_limit,
@@ -157,28 +186,77 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             requests=self._arrivals,
+            prefix_cache_queries=scheduler.prefix_queries,
+            prefix_cache_hits=scheduler.prefix_hits,
         )
 
     def reset_counters(self) -> None:
         """Count from zero again: the warm-up is nobody's request."""
         self._arrivals = self._prompt_tokens = self._generation_tokens = 0
+        self._scheduler.prefix_queries = self._scheduler.prefix_hits = 0
 
     def _take_grammars(self) -> list[TokenOutput]:
         """Queue the requests whose grammar is compiled, and end those whose grammar failed."""
         failed = []
         for request, failure in self._grammars.take():
-            self._scheduler.add(request)
+            self._queue(request)
             if failure is not None:
                 failed.append(self._fail(request, failure.error, failure.kind))
         return failed
 
-    def _run(self, chunks: list[Chunk]) -> list[TokenOutput]:
+    def _leader(self, command: AddRequest) -> Request | None:
+        """The request that computes the same prompt, where there is one."""
+        named = self._requests.get(command.same_prompt_as or "")
+        if named is None or named.prompt_token_ids != command.prompt_token_ids:
+            return None
+        return named
+
+    def _queue(self, request: Request) -> None:
+        leader, request.leader = request.leader, None
+        # One that is gone, or whose own grammar is still compiled, is not waited for.
+        if leader is not None and (leader.request_id not in self._requests or leader.request_id in self._grammars):
+            leader = None
+        self._scheduler.add(request, leader)
+
+    def _end_overdue(self) -> list[TokenOutput]:
+        """End the requests whose deadline has passed, whether they run, wait, or have a grammar compiled."""
+        ended = []
+        while self._deadlines and self._deadlines[0][0] <= self._clock():
+            _, request_id, timeout_s = heapq.heappop(self._deadlines)
+            request = self._requests.get(request_id)
+            if request is not None:
+                told = f"the request's deadline passed: it had {timeout_s:g} s and got {len(request.output_token_ids)}"
+                ended.append(self._fail(request, f"{told} of {request.sampling.max_tokens} tokens", ErrorKind.DEADLINE))
+        return ended
+
+    def _of_step(self, chunks: Iterable[Chunk]) -> list[Request]:
+        """Who must end with a step that failed: its requests, and those that it had made of them. All that run and
+        wait, where it was not even scheduled: nobody knows then what the queues are worth.
+        """
+        known = list(self._requests.values())
+        if not chunks:
+            return known
+        own = {chunk.request for chunk in chunks}
+        return [
+            request for request in known if request in own or (request.blocks.tables and not request.pending_tokens)
+        ]
+
+    def _run(self, chunks: list[Chunk], outputs: list[TokenOutput]) -> None:
+        """Compute the step, and put what it gives each request behind outputs one by one."""
+        if copies := self._blocks.take_copies():
+            self._pool.copy_blocks(copies)
         logits, sampled, scored = self._compute(chunks)
         tokens = self._sampler.sample(logits[: len(sampled)], sampled) if sampled else []
         self._score(logits[len(sampled) :], scored)
         for chunk in chunks:
             self._blocks.advance(chunk.request.blocks, chunk.new_tokens)
-        return [self._output(request, token) for request, token in zip(sampled, tokens, strict=True)]
+        for row, (request, token) in enumerate(zip(sampled, tokens, strict=True)):
+            # Before it may end: they share what it has. Each draws its own token from the same logits.
+            children = self._scheduler.fork(request)
+            outputs.append(self._output(request, token))
+            for child in children:
+                (own,) = self._sampler.sample(logits[row : row + 1], [child])
+                outputs.append(self._output(child, own))
 
     def _compute(self, chunks: list[Chunk]) -> tuple[torch.Tensor, list[Request], list[Request]]:
         """Logits: first of the requests whose last token is in the step, which come second; then rows before prompt
@@ -225,7 +303,7 @@ class Engine:
             return self._fail(request, token.error, token.kind)
         first = not request.output_token_ids
         if first:
-            self._prompt_tokens += len(request.prompt_token_ids)
+            self._prompt_tokens += len(request.prompt_token_ids) - (request.cached_tokens or 0)
         self._generation_tokens += 1
         reason = request.append(token.token_id, self._model.config.eos_token_ids)
         if reason is not None:
@@ -236,19 +314,22 @@ class Engine:
             reason,
             logprobs=None if token.logprobs is None else [token.logprobs],
             prompt_logprobs=request.prompt_logprobs if first and request.sampling.prompt_logprobs is not None else None,
+            cached_tokens=(request.cached_tokens or 0) if first else 0,
         )
 
     def _fail(self, request: Request, message: str, kind: ErrorKind = ErrorKind.ENGINE) -> TokenOutput:
-        self._end(request)
+        # Numbers that are not finite must not become another prompt's beginning.
+        self._end(request, kept=kind is not ErrorKind.NOT_FINITE)
         return TokenOutput(request.request_id, [], FinishReason.ERROR, message, kind)
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: Request, *, kept: bool = True) -> None:
         if request.request_id in self._grammars:
             self._grammars.forget(request.request_id)
         else:
-            self._scheduler.remove(request)
+            self._scheduler.remove(request, kept=kept)
         self._sampler.forget(request.request_id)
         del self._requests[request.request_id]
+        request.blocks.chain = None  # it knows the request
 
     def _measured_memory(self) -> MeasuredMemory:
         now = time.monotonic()

@@ -49,13 +49,21 @@ class SamplingParams(msgspec.Struct, frozen=True):
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
     """A new request; the ids are unique for the life of the engine process.
 
-    grammar: what the answer must match, as llguidance writes it; needs a `SetVocabulary` before it
+    grammar:        what the answer must match, as llguidance writes it; needs a `SetVocabulary` before it
+    same_prompt_as: an earlier request; where that one has yet to compute the same prompt, this one waits for it
+    priority:       lower ones are served first, and of one priority in the order of their arrival
+    cache_salt:     prompts of another salt are not found, and this one is not found with another
+    timeout_s:      after so many seconds it ends with an error, however far it is
     """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
     grammar: str | None = None
+    same_prompt_as: str | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
 
 
 class SetVocabulary(msgspec.Struct, frozen=True, tag=True):
@@ -104,6 +112,7 @@ class ErrorKind(enum.StrEnum):
     NOT_FINITE = "not_finite"
     GRAMMAR = "invalid_grammar"
     GRAMMAR_TIMEOUT = "grammar_timeout"
+    DEADLINE = "deadline_exceeded"
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -160,9 +169,9 @@ class MeasuredMemory(msgspec.Struct, frozen=True):
 class EngineState(msgspec.Struct, frozen=True):
     """The numbers of `/v1/state` and `/metrics`, taken between two steps. `sampled_at` is Unix time in seconds.
 
-    Blocks: live + cached + free = num_blocks, in all tables; a sequence has block_tables of these. The last four count
+    Blocks: live + cached + free = num_blocks, in all tables; a sequence has block_tables of these. The last six count
     since the start: preemptions for want of blocks, tokens of prompts that were computed, tokens generated, requests
-    that were not refused.
+    that were not refused, tokens of prompts that were looked for in the prefix cache, and those of them found there.
     """
 
     sampled_at: float
@@ -185,6 +194,8 @@ class EngineState(msgspec.Struct, frozen=True):
     prompt_tokens: int
     generation_tokens: int
     requests: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
 
     @property
     def capacity_tokens(self) -> int:

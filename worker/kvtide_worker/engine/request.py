@@ -17,6 +17,12 @@ class Request:
     """One sequence: its prompt, what it generated, and where its keys and values lie.
 
     arrival:          its place in the order of arrival, which it keeps when it is preempted
+    priority:         lower ones first
+    leader:           whose prompt it has too, and waits for; followers: those that wait for this one
+    put_back:         whether it has run and waits again: it goes before those of its priority that have not
+    preemptions:      how often it lost its blocks to others
+    passed:           how many later ones were let in before it since it waits
+    cached_tokens:    of the prompt, those that were there already when it was first let in
     grammar:          what the answer must match, once it is compiled
     prompt_logprobs:  of prompt tokens 1, 2, … as far as they are known, where they are asked for
     """
@@ -27,8 +33,25 @@ class Request:
     sampling: SamplingParams
     output_token_ids: list[int] = field(default_factory=list)
     blocks: SequenceBlocks = field(default_factory=SequenceBlocks)
+    priority: int = 0
+    leader: Request | None = None
+    followers: list[Request] = field(default_factory=list)
+    put_back: bool = False
+    preemptions: int = 0
+    passed: int = 0
+    cached_tokens: int | None = None
     grammar: Grammar | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among those that run: the least is served first, and the last that loses its blocks."""
+        return self.priority, self.arrival
+
+    @property
+    def place(self) -> tuple[int, bool, int]:
+        """Its place among those that wait."""
+        return self.priority, not self.put_back, self.arrival
 
     @property
     def num_tokens(self) -> int:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
-from dataclasses import dataclass
+import logging
+from bisect import bisect_left, insort
+from operator import attrgetter
 
 from kvtide_worker.engine.block_manager import BlockManager
 from kvtide_worker.engine.request import Request
+from kvtide_worker.engine.shares import Chunk, cut_aligned, share_budget
 
+# A request that lost its blocks so often keeps them from then on, while others have some to lose.
+MAX_PREEMPTIONS = 3
 
-@dataclass(frozen=True)
-class Chunk:
-    """The next new_tokens of one request, to be computed in a step. Its tables have the blocks for them."""
+# How many requests behind one that is blocked for want of memory are looked at, and how often it may be passed.
+LOOK_AHEAD = 8
+MAX_PASSED = 16
 
-    request: Request
-    new_tokens: int
+_PLACE, _RANK = attrgetter("place"), attrgetter("rank")
+
+logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -23,17 +27,28 @@ class Scheduler:
 
         waiting ──admit──► running ──► finished
            ▲                  │
-           └── preempt, newest first; keeps its generated tokens, recomputes keys and values
+           └── preempt: keeps its generated tokens, recomputes keys and values
 
-    Running requests decode first, oldest first; what is left of the budget goes to prefill in equal shares, so that
-    a short prompt does not stand behind a long one. The oldest request is never preempted for another one, and each
-    fits the pool alone (`served_kv`), so that every request ends.
+    Both are in the order of priority, and of one priority in that of arrival; who has run waits before those that have
+    not. Running requests decode first, in order; what is left of the budget goes to prefill in equal shares, so that a
+    short prompt does not stand behind a long one.
+
+    Who needs a block and finds none takes it from the last one that runs: the newest of the lowest priority. The first
+    one never loses its blocks, and each fits the pool alone (`served_kv`), so that every request ends. One that was
+    preempted MAX_PREEMPTIONS times only loses them where nobody else has any to lose. A request may also take the place
+    of one of a lower priority, whether blocks are short or places in the batch.
+
+    One that is blocked for want of blocks is passed by some of those behind it that fit, MAX_PASSED times at most: then
+    all wait until it is let in.
 
     A step has at most as many rows of logits as sequences may run: so much memory was measured. A request whose prompt
     gets log probabilities has a row for each token, and its chunks are cut to the rows that the others leave.
 
-    A request is let in with all blocks that its tokens so far will ever hold between two steps. What windowed tables
-    hold beyond that while a step runs is kept free at admission; where decodes have grown into it, a chunk is cut.
+    A request is let in with all blocks that its tokens so far will ever hold between two steps, those that are found in
+    the prefix cache included. What windowed tables hold beyond that while a step runs is kept free at admission; where
+    decodes have grown into it, a chunk is cut.
+
+    Requests with one prompt follow their leader: they wait until that one has computed it, then share its blocks.
     """
 
     def __init__(self, blocks: BlockManager, *, max_batch_limit: int) -> None:
@@ -43,35 +58,82 @@ class Scheduler:
                 f"a step of {blocks.layout.step_tokens} tokens cannot run {max_batch_limit} sequences; "
                 f"it needs a budget of {max_batch_limit} or a lower batch limit"
             )
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.max_batch_limit = max_batch_limit
         self.batch_limit = max_batch_limit
         self.preemptions = 0
+        self.prefix_queries = self.prefix_hits = 0
+        self._following: set[Request] = set()
         self._blocks = blocks
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that do not run, those that wait for another one's prompt included."""
+        return len(self.waiting) + len(self._following)
 
     @property
     def queued_prompt_tokens(self) -> int:
         """Tokens that prefill has yet to compute, of waiting requests and of running ones."""
-        prefilling = (request.pending_tokens for request in self.running if request.pending_tokens > 1)
+        prefilling = (pending for request in self.running if (pending := request.pending_tokens) > 1)
         return sum(request.num_tokens for request in self.waiting) + sum(prefilling)
 
     @property
     def expected_output_tokens(self) -> int:
         """Tokens that all requests together may still generate."""
-        return sum(request.expected_output_tokens for request in [*self.waiting, *self.running])
+        queues = (self.running, self.waiting, self._following)
+        return sum(request.expected_output_tokens for queue in queues for request in queue)
 
-    def add(self, request: Request) -> None:
-        """Queue a request that is not refused (`refusal`)."""
-        self.waiting.append(request)
+    def add(self, request: Request, leader: Request | None = None) -> None:
+        """Queue a request that is not refused (`refusal`).
 
-    def remove(self, request: Request) -> None:
-        """Forget a request, finished or not, and free its blocks."""
-        if request in self.running:
+        leader: a queued one with the same prompt; the request waits for it, unless it has computed that already
+        """
+        if leader is None or leader.output_token_ids:
+            insort(self.waiting, request, key=_PLACE)
+            return
+        request.leader = leader.leader or leader
+        request.leader.followers.append(request)
+        self._following.add(request)
+
+    def remove(self, request: Request, *, kept: bool = True) -> None:
+        """Forget a request, finished or not, and free its blocks; who follows it no longer waits for it.
+
+        kept: False where what its blocks hold is not to be found again
+        """
+        if request.leader is not None:
+            request.leader.followers.remove(request)
+            self._following.remove(request)
+            request.leader = None
+        elif request.blocks.tables:
             self.running.remove(request)
-            self._blocks.release(request.blocks)
+            self._blocks.release(request.blocks, kept=kept)
         else:
-            self.waiting.remove(request)
+            del self.waiting[bisect_left(self.waiting, request.place, key=_PLACE)]
+        self._succeed(request)
+
+    def fork(self, leader: Request) -> list[Request]:
+        """Those that follow a request that has just computed its prompt, and now run with what that one has: as many as
+        there are places and blocks for. The others are queued.
+        """
+        if not leader.followers:
+            return []
+        children = []
+        kept = self._kept_blocks()
+        for request in leader.followers:
+            growth = self._growth(leader)
+            if len(self.running) < self.batch_limit and self._blocks.fork(leader.blocks, request.blocks, kept + growth):
+                kept += growth + len(request.blocks.tables)
+                request.cached_tokens = len(request.prompt_token_ids)
+                request.prompt_logprobs = list(leader.prompt_logprobs)
+                insort(self.running, request, key=_RANK)
+                children.append(request)
+            else:
+                insort(self.waiting, request, key=_PLACE)
+            request.leader = None
+        self._following.difference_update(leader.followers)
+        leader.followers = []
+        return children
 
     def set_batch_limit(self, batch_limit: int) -> None:
         """The most requests that a step may run, from the next one on; kept between 1 and max_batch_limit."""
@@ -80,47 +142,45 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """The next step: decodes, then prefill chunks. Empty only where no request is left."""
         while len(self.running) > self.batch_limit:
-            self._requeue_newest()
+            self._put_back(self.running[-1])
         preemptions_before = self.preemptions
         decodes = self._decodes()
         # Blocks are short in a step that preempts: an admission would only be preempted in turn.
-        if self.preemptions == preemptions_before:
-            self._admit()
-        decoding = {chunk.request.request_id for chunk in decodes}
-        prefilling = [request for request in self.running if request.request_id not in decoding]
-        shares = self._share(prefilling, self._blocks.layout.step_tokens - len(decodes))
-        return self._prefills(shares, decodes)
+        if self.waiting and self.preemptions == preemptions_before:
+            self._admit(decodes)
+        if len(decodes) == len(self.running):
+            return list(decodes.values())
+        prefilling = [request for request in self.running if request not in decodes]
+        budget = self._blocks.layout.step_tokens - len(decodes)
+        return self._prefills(share_budget(prefilling, budget, self._blocks.aligned_tokens), decodes)
 
-    def _decodes(self) -> list[Chunk]:
-        chunks = []
-        index = 0
-        # Preemption shortens the list at its end: what it takes away has no chunk yet, or is this request itself.
-        while index < len(self.running):
-            request = self.running[index]
-            index += 1
-            if request.pending_tokens > 1:
-                continue
+    def _decodes(self) -> dict[Request, Chunk]:
+        chunks: dict[Request, Chunk] = {}
+        for request in list(self.running):
+            if request.pending_tokens != 1 or not request.blocks.tables:
+                continue  # in prefill, or preempted for one before it
             while not self._blocks.reserve(request.blocks, request.num_tokens):
-                if self._preempt_newest() is request:
+                victim = self._preempt()
+                chunks.pop(victim, None)
+                if victim is request:
                     break
             else:
-                chunks.append(Chunk(request, 1))
+                chunks[request] = Chunk(request, 1)
         return chunks
 
-    def _prefills(self, shares: list[Chunk], decodes: list[Chunk]) -> list[Chunk]:
-        """Decodes and prefill chunks together, each of these cut to what the free blocks hold, oldest first."""
-        chunks = list(decodes)
-        for share in self._within_rows(sorted(shares, key=lambda chunk: chunk.request.arrival), len(decodes)):
+    def _prefills(self, shares: list[Chunk], decodes: dict[Request, Chunk]) -> list[Chunk]:
+        """Decodes and prefill chunks together, each of these cut to what blocks there are for, in order."""
+        chunks = dict(decodes)
+        for share in self._within_rows(shares, len(decodes)):
             if not share.request.blocks.tables:
-                continue  # preempted for the oldest one
+                continue  # preempted for the first one
             new_tokens = self._cut(share)
             while not new_tokens and share.request is self.running[0]:
-                victim = self._preempt_newest()
-                chunks = [chunk for chunk in chunks if chunk.request is not victim]
+                chunks.pop(self._preempt(), None)
                 new_tokens = self._cut(share)
             if new_tokens:
-                chunks.append(Chunk(share.request, new_tokens))
-        return chunks
+                chunks[share.request] = Chunk(share.request, new_tokens)
+        return list(chunks.values())
 
     def _within_rows(self, shares: list[Chunk], decodes: int) -> list[Chunk]:
         """The shares with those cut that have a row of logits for each token."""
@@ -133,35 +193,98 @@ class Scheduler:
         return cut
 
     def _cut(self, share: Chunk) -> int:
-        """How many tokens of the share have blocks, which are reserved; fewer by whole blocks, down to none."""
+        """How many tokens of the share have blocks, which are reserved: fewer by whole pieces, as shares are cut, then
+        by whole blocks, down to none."""
         request, past, size = share.request, share.request.blocks.num_tokens, self._blocks.layout.block_size
-        end = past + share.new_tokens
-        while end > past and not self._blocks.reserve(request.blocks, end):
-            end = (end - 1) // size * size
-        return max(0, end - past)
+        new_tokens = share.new_tokens
+        while new_tokens and not self._blocks.reserve(request.blocks, past + new_tokens):
+            aligned = cut_aligned(request, new_tokens - 1, self._blocks.aligned_tokens)
+            new_tokens = aligned or max(0, (past + new_tokens - 1) // size * size - past)
+        return new_tokens
 
-    def _preempt_newest(self) -> Request:
-        assert len(self.running) > 1, "a request that does not fit the pool alone was let in"
+    def _preempt(self, outranked_by: Request | None = None) -> Request:
+        assert len(self.running) > 1 or outranked_by, "a request that does not fit the pool alone was let in"
+        victim = self._victim(outranked_by)
+        assert victim is not None, "there is always one behind the first"
+        lost, before = victim.blocks.num_tokens, self._usage()
+        victim.preemptions += 1
         self.preemptions += 1
-        return self._requeue_newest()
+        self._put_back(victim)
+        logger.warning(
+            "request %s was preempted: %d tokens to compute again, less those found cached; live KV blocks %.1f %% "
+            "before, %.1f %% after; %d of its preemptions, %d of all",
+            *(victim.request_id, lost, before, self._usage(), victim.preemptions, self.preemptions),
+        )
+        return victim
 
-    def _requeue_newest(self) -> Request:
-        request = self.running.pop()
+    def _victim(self, outranked_by: Request | None) -> Request | None:
+        """The last that may lose its blocks: not the first; for one that waits, only those that it outranks."""
+        if outranked_by is None:
+            behind = self.running[1:]
+            return next((one for one in reversed(behind) if one.preemptions < MAX_PREEMPTIONS), behind[-1])
+        return next(
+            (
+                one
+                for one in reversed(self.running)
+                if one.priority > outranked_by.priority and one.preemptions < MAX_PREEMPTIONS
+            ),
+            None,
+        )
+
+    def _put_back(self, request: Request) -> None:
+        del self.running[bisect_left(self.running, request.rank, key=_RANK)]
         self._blocks.release(request.blocks)
-        self.waiting.appendleft(request)
-        return request
+        request.put_back = True
+        insort(self.waiting, request, key=_PLACE)
 
-    def _admit(self) -> None:
-        if not self.waiting:
-            return
-        # Beside what a step takes and gives back, room for the running ones to grow.
-        kept = self._blocks.layout.step_blocks + sum(map(self._growth, self.running))
-        while self.waiting and len(self.running) < self.batch_limit:
-            request = self.waiting[0]
-            if not self._blocks.admit(request.blocks, request.num_tokens, kept):
+    def _admit(self, decodes: dict[Request, Chunk]) -> None:
+        kept = self._kept_blocks()
+        passed: list[Request] = []
+        while len(passed) < min(len(self.waiting), 1 + LOOK_AHEAD):
+            request = self.waiting[len(passed)]
+            full = len(self.running) >= self.batch_limit
+            if not full and self._let_in(request, kept):
+                del self.waiting[len(passed)]
+                kept += self._growth(request)
+                for blocked in passed:
+                    blocked.passed += 1
+            elif self._outranks(request):
+                decodes.pop(self._preempt(outranked_by=request), None)
+                kept = self._kept_blocks()
+            elif full:
                 return
-            kept += self._growth(request)
-            insort(self.running, self.waiting.popleft(), key=lambda other: other.arrival)
+            else:
+                passed.append(request)
+            if any(blocked.passed >= MAX_PASSED for blocked in passed):
+                return
+
+    def _let_in(self, request: Request, kept_blocks: int) -> bool:
+        # Log probabilities of a prompt need all of it computed.
+        reuse = not request.scores_prompt
+        if not self._blocks.admit(request.blocks, request.num_tokens, kept_blocks, reuse=reuse):
+            return False
+        if request.cached_tokens is None:
+            request.cached_tokens = request.blocks.num_tokens
+            if reuse and request.blocks.chain is not None:
+                self.prefix_queries += len(request.prompt_token_ids)
+                self.prefix_hits += request.cached_tokens
+        request.passed = 0
+        insort(self.running, request, key=_RANK)
+        return True
+
+    def _outranks(self, request: Request) -> bool:
+        """Whether those of lower priorities that may lose their blocks have what this one lacks."""
+        if self._victim(outranked_by=request) is None:
+            return False
+        lower = {one for one in self.running if one.priority > request.priority and one.preemptions < MAX_PREEMPTIONS}
+        others = [one for one in self.running if one not in lower]
+        needed = self._blocks.layout.sequence_blocks(request.num_tokens) + self._blocks.layout.step_blocks
+        there = self._blocks.available_blocks + sum(one.blocks.num_blocks for one in lower)
+        return needed + sum(map(self._growth, others)) <= there
+
+    def _kept_blocks(self) -> int:
+        """Beside what a step takes and gives back, room for the running ones to grow."""
+        return self._blocks.layout.step_blocks + sum(map(self._growth, self.running))
 
     def _growth(self, request: Request) -> int:
         """Blocks for as many more tokens as a block has, or a full pool would preempt what it just let in."""
@@ -169,13 +292,17 @@ class Scheduler:
         soon = min(request.num_tokens + layout.block_size, request.most_tokens)
         return layout.sequence_blocks(soon) - request.blocks.num_blocks
 
-    @staticmethod
-    def _share(prefilling: list[Request], budget: int) -> list[Chunk]:
-        """Max-min fair: what a short prompt leaves of its share goes to the longer ones."""
-        chunks = []
-        by_need = sorted(prefilling, key=lambda request: request.pending_tokens)
-        for index, request in enumerate(by_need):
-            new_tokens = min(request.pending_tokens, budget // (len(by_need) - index))
-            budget -= new_tokens
-            chunks.append(Chunk(request, new_tokens))
-        return chunks
+    def _succeed(self, leader: Request) -> None:
+        """The first of those that follow a request that is gone computes the prompt; the others follow that one."""
+        if not leader.followers:
+            return
+        heir, *others = leader.followers
+        leader.followers = []
+        self._following.remove(heir)
+        heir.leader, heir.followers = None, others
+        for request in others:
+            request.leader = heir
+        insort(self.waiting, heir, key=_PLACE)
+
+    def _usage(self) -> float:
+        return 100 * self._blocks.live_blocks / self._blocks.num_blocks
