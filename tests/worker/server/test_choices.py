@@ -124,6 +124,21 @@ def test_special_tokens_may_be_shown(server: Server) -> None:
     assert shown.choices[0].message.content.endswith(".<|im_end|>")
 
 
+def test_what_was_there_of_a_prompt_is_told_and_kept_by_its_salt(tiny_server: Server) -> None:
+    prompt = list(range(1000, 1600))
+
+    def cached(salt: str, **options) -> int:
+        usage = complete(tiny_server, prompt=prompt, max_tokens=1, extra_body={"cache_salt": salt}, **options).usage
+        assert usage.prompt_tokens == 600
+        return usage.prompt_tokens_details.cached_tokens
+
+    assert cached("a") == 0
+    again = cached("a")
+    assert 300 < again < 600
+    assert cached("b") == 0
+    assert cached("a", n=3) == again
+
+
 def test_seeds_of_choices_differ_and_stay() -> None:
     seeds = [choice_seed(42, choice) for choice in range(128)]
     assert seeds[0] == 42

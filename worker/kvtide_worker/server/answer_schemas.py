@@ -144,7 +144,7 @@ _STATUSES = {
     429: "Too much waits already; see Retry-After.",
     500: "The request was lost here.",
     503: "Another worker, or a later moment, can serve it; see Retry-After.",
-    504: "A grammar took too long.",
+    504: "A grammar, or the whole request, took too long.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     **{status: {"model": ErrorBody, "description": text} for status, text in _STATUSES.items()},

@@ -36,7 +36,10 @@ class EngineFailure(RuntimeError):
 
 @dataclass(eq=False)
 class Generation:
-    """One request inside the engine. Iterating gives its tokens; leaving early needs `abort`."""
+    """One request inside the engine. Iterating gives its tokens; leaving early needs `abort`.
+
+    prompt_tokens: what the queue is longer by; a choice that shares another one's prompt has none
+    """
 
     request_id: str
     prompt_tokens: int
@@ -117,28 +120,44 @@ class EngineClient:
         self._send(messages.CalibrationTokens(token_ids))
 
     def submit_choices(
-        self, prompt_token_ids: list[int], choices: Sequence[messages.SamplingParams], grammar: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        choices: Sequence[messages.SamplingParams],
+        *,
+        grammar: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout_s: float | None = None,
     ) -> list[Generation]:
-        """Send one request that fits for each choice: one after another, so that they can share what the first one
-        computes. Raises EngineFailure where there is no engine any more.
+        """Send one request that fits for each choice; the later ones share what the first one computes.
+
+        Raises EngineFailure where there is no engine any more.
         """
-        return [self._submit(prompt_token_ids, sampling, grammar) for sampling in choices]
+        if self.failure is not None:
+            raise EngineFailure(self.failure)
+        generations: list[Generation] = []
+        for sampling in choices:
+            generation = Generation(f"r{next(self._ids)}", 0 if generations else len(prompt_token_ids), self._abort)
+            self._open[generation.request_id] = generation
+            command = messages.AddRequest(
+                generation.request_id,
+                prompt_token_ids,
+                sampling,
+                grammar=grammar,
+                same_prompt_as=generations[0].request_id if generations else None,
+                priority=priority,
+                cache_salt=cache_salt,
+                timeout_s=timeout_s,
+            )
+            self._send(command)
+            generations.append(generation)
+        return generations
 
     def set_vocabulary(self, vocabulary: Callable[[], messages.SetVocabulary]) -> None:
         """Tell the engine once what tokens are; before the first grammar."""
         if not self._has_vocabulary:
             self._has_vocabulary = True
             self._send(vocabulary())
-
-    def _submit(
-        self, prompt_token_ids: list[int], sampling: messages.SamplingParams, grammar: str | None
-    ) -> Generation:
-        if self.failure is not None:
-            raise EngineFailure(self.failure)
-        generation = Generation(f"r{next(self._ids)}", len(prompt_token_ids), self._abort)
-        self._open[generation.request_id] = generation
-        self._send(messages.AddRequest(generation.request_id, prompt_token_ids, sampling, grammar))
-        return generation
 
     async def set_batch_limit(self, batch_limit: int) -> None:
         """Set the most sequences in a step; returns when `state` shows it, or when the engine takes too long."""

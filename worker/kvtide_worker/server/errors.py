@@ -50,10 +50,10 @@ def unavailable(message: str, *, retry_after_s: int = 1) -> ApiError:
 
 
 def engine_failed(message: str, kind: ErrorKind = ErrorKind.ENGINE) -> ApiError:
-    """The request ended in the engine without an answer: 400 and 504 where its grammar is why, else 500."""
+    """The request ended in the engine without an answer: 400 where its grammar is why, 504 for time, else 500."""
     if kind is ErrorKind.GRAMMAR:
         return ApiError(400, message, code=kind.value, param="response_format")
-    status = 504 if kind is ErrorKind.GRAMMAR_TIMEOUT else 500
+    status = 504 if kind in (ErrorKind.GRAMMAR_TIMEOUT, ErrorKind.DEADLINE) else 500
     return ApiError(status, message, kind="server_error", code=kind.value)
 
 

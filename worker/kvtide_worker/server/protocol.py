@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from kvtide_worker.server.admission import AdmissionLimits
 from kvtide_worker.server.conversation import MAX_TOOLS, ChatMessage, Tool
 from kvtide_worker.server.response_format import Choices, ResponseFormat, Schema, StructuredOutputs
 from kvtide_worker.server.unsupported import drop_neutral
@@ -66,6 +68,9 @@ class GenerationRequest(Body):
     top_k:              0 and -1 keep every token
     logit_bias:         token ids, which JSON writes as texts
     structured_outputs: vLLM's word for what an answer must match; guided_… are its older ones
+    priority:           lower ones are served first
+    cache_salt:         requests share what was computed of their prompts with those of the same salt alone
+    timeout:            seconds until the request ends with an error, waiting or running; default: it does not
     user … service_tier: accepted; they change nothing here
     """
 
@@ -94,6 +99,9 @@ class GenerationRequest(Body):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -239,8 +247,24 @@ class DetokenizeRequest(Body):
 
 
 class LimitsRequest(BaseModel):
-    """The body of PUT /v1/limits on the admin port."""
+    """The body of PUT /v1/limits on the admin port: what is left out stays as it is.
+
+    maxWaiting…: null is again what the pool and the batch give
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    batchLimit: Annotated[int, Field(ge=1)]
+    batchLimit: Annotated[int, Field(ge=1)] | None = None
+    maxWaitingRequests: Annotated[int, Field(ge=0)] | None = None
+    maxWaitingPromptTokens: Annotated[int, Field(ge=0)] | None = None
+    admissionPaused: bool = False
+
+    def changed(self, limits: AdmissionLimits) -> AdmissionLimits:
+        """The limits of admission with what is written here."""
+        fields = {
+            "maxWaitingRequests": "waiting_requests",
+            "maxWaitingPromptTokens": "waiting_prompt_tokens",
+            "admissionPaused": "paused",
+        }
+        written = self.model_fields_set & fields.keys()
+        return replace(limits, **{fields[name]: getattr(self, name) for name in written})

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from kvtide_sizing.plan import Plan
 from kvtide_worker.engine.messages import EngineState, SetVocabulary
-from kvtide_worker.server.admission import Capacity, NeverFits, Queue, output_tokens, overload
+from kvtide_worker.server.admission import AdmissionLimits, Capacity, NeverFits, Queue, output_tokens, overload
 from kvtide_worker.server.conversation import ChatMessage, Tool
 from kvtide_worker.server.engine_client import EngineClient, EngineFailure, Generation
 from kvtide_worker.server.errors import ApiError, engine_failed, model_not_found, unavailable
@@ -49,6 +49,7 @@ class Service:
     started_at: float
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     open_requests: int = 0
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     stage: str = "starting"
     _model: ServedModel | None = None
     _engine: EngineClient | None = None
@@ -184,9 +185,11 @@ class Service:
     ) -> list[Generation]:
         """Send prompts to the engine, n times each, all or none; the choices of a prompt stand together.
 
-        Raises ApiError 400 for what never fits, 429 for too much.
+        Raises ApiError 400 for what never fits, 429 for too much, 503 while admission is paused.
         """
         capacity, engine = self.capacity, self.engine
+        if self.limits.paused:
+            raise unavailable("this worker was told to take no new requests; another one may", retry_after_s=5)
         self._check_tokens(body)
         lengths = [self._output_tokens(body, prompt, prompt_param, capacity) for prompt in prompts]
         waiting = engine.waiting
@@ -195,7 +198,7 @@ class Service:
             prompt_tokens=sum(generation.prompt_tokens for generation in waiting),
             mean_request_s=self.latency.mean_request_s,
         )
-        too_much = overload(len(prompts) * body.n, sum(map(len, prompts)) * body.n, queue, capacity)
+        too_much = overload(len(prompts) * body.n, sum(map(len, prompts)), queue, capacity, self.limits)
         if too_much is not None:
             raise ApiError(
                 429,
@@ -209,7 +212,14 @@ class Service:
             return [
                 generation
                 for prompt, length in zip(prompts, lengths, strict=True)
-                for generation in engine.submit_choices(prompt, choices(body, length, eos_token_ids), grammar)
+                for generation in engine.submit_choices(
+                    prompt,
+                    choices(body, length, eos_token_ids),
+                    grammar=grammar,
+                    priority=body.priority,
+                    cache_salt=body.cache_salt or "",
+                    timeout_s=body.timeout,
+                )
             ]
         except EngineFailure as error:
             raise engine_failed(str(error), error.kind) from error

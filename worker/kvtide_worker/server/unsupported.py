@@ -43,9 +43,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "reasoning_effort": Unsupported("how a model reasons is set in chat_template_kwargs, where its template asks"),
     "store": Unsupported("nothing is stored", (False,)),
     "verbosity": Unsupported("how long an answer is cannot be set; use max_tokens"),
-    "cache_salt": Unsupported("no prompt is cached"),
-    "prompt_cache_retention": Unsupported("no prompt is cached"),
-    "priority": Unsupported("requests are served in the order of their arrival", (0,)),
+    "prompt_cache_retention": Unsupported("a prompt is kept as long as there is room"),
     "truncate_prompt_tokens": Unsupported("a prompt is not cut; send a shorter one"),
 }
 
