@@ -51,7 +51,8 @@ def test_a_batch_limit_is_in_force_at_the_next_step(server: Server) -> None:
     most = server.state()["limits"]["maxBatchLimit"]
     try:
         answer = server.admin.put("/v1/limits", json={"batchLimit": 1})
-        assert answer.json() == {"batchLimit": 1, "maxBatchLimit": most}
+        assert answer.json() == server.state()["limits"]
+        assert (answer.json()["batchLimit"], answer.json()["maxBatchLimit"]) == (1, most)
         assert server.state()["limits"]["batchLimit"] == 1
         prompts = [[900] * 16] * 3
         body = {"prompt": prompts, "max_tokens": 40, "ignore_eos": True, "stream": True}
@@ -62,6 +63,23 @@ def test_a_batch_limit_is_in_force_at_the_next_step(server: Server) -> None:
             eventually(lambda: one_by_one.items() <= server.state()["requests"].items(), 5)
     finally:
         server.admin.put("/v1/limits", json={"batchLimit": most}).raise_for_status()
+
+
+def test_admission_can_be_paused_and_bounded_while_it_serves(server: Server) -> None:
+    before = server.state()["limits"]
+    ask = {"prompt": [900] * 8, "max_tokens": 1}
+    try:
+        changed = server.admin.put("/v1/limits", json={"admissionPaused": True, "maxWaitingRequests": 0}).json()
+        assert changed == {**before, "admissionPaused": True, "maxWaitingRequests": 0} == server.state()["limits"]
+        refused = httpx2.post(f"{server.url}/v1/completions", json=ask)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+        assert "told to take no new requests" in refused.json()["error"]["message"]
+        # What is left out stays: nothing may wait, but an empty queue takes what comes.
+        server.admin.put("/v1/limits", json={"admissionPaused": False}).raise_for_status()
+        assert httpx2.post(f"{server.url}/v1/completions", json=ask).status_code == 200
+    finally:
+        back = server.admin.put("/v1/limits", json={"admissionPaused": False, "maxWaitingRequests": None})
+    assert back.json() == before
 
 
 @pytest.mark.parametrize("limit", [0, -1, 10_000, "many", None])

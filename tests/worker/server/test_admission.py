@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtide_worker.server.admission import Capacity, NeverFits, Queue, output_tokens, overload
+from kvtide_worker.server.admission import AdmissionLimits, Capacity, NeverFits, Queue, output_tokens, overload
 
 ROOMY = Capacity(context_tokens=2048, pool_tokens=10240, max_batch=16)
 
@@ -59,3 +59,14 @@ def test_when_to_come_back(mean_request_s: float, expected: int) -> None:
     assert refused is not None
     assert refused.retry_after_s == expected
     assert "128 requests" in refused.message
+
+
+def test_limits_that_were_set_are_told() -> None:
+    waits = Queue(requests=3, prompt_tokens=30, mean_request_s=1.0)
+    limits = AdmissionLimits(waiting_requests=3, waiting_prompt_tokens=40)
+    assert overload(1, 5, waits, ROOMY) is None
+    assert overload(0, 10, waits, ROOMY, limits) is None
+    for requests, tokens in ((1, 5), (0, 11)):
+        refused = overload(requests, tokens, waits, ROOMY, limits)
+        assert refused is not None
+        assert "at most 3 requests or 40 tokens may" in refused.message

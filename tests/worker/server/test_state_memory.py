@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,6 +28,17 @@ MEASURED = MeasuredMemory(
 )
 
 
+SERVER: dict[str, Any] = {
+    "version": "0",
+    "model_name": "m",
+    "device": "cpu",
+    "ready": True,
+    "draining": False,
+    "started_at": 0.0,
+    "limits": {},
+}
+
+
 @pytest.fixture(scope="module")
 def planned() -> Plan:
     workload, policy = Workload(max_context_tokens=2048), Policy(served_only=True)
@@ -39,9 +51,7 @@ def state(memory: MeasuredMemory) -> EngineState:
 
 
 def test_state(planned: Plan) -> None:
-    memory = state_report(
-        state(MEASURED), planned, version="0", model_name="m", device="cpu", ready=True, draining=False, started_at=0.0
-    )["memory"]
+    memory = state_report(state(MEASURED), planned, **SERVER)["memory"]
     assert sum(memory["predicted"].values()) == DEVICE
     measured = memory["measured"]
     parts = ("weightsBytes", "kvPoolBytes", "activationsBytes", "otherBytes", "freeBytes")
@@ -80,7 +90,5 @@ def test_capacity_is_the_plans_whatever_the_tables() -> None:
         block_tables=windowed.kv.block_tables,
         block_size_tokens=windowed.kv.block_size_tokens,
     )
-    kv = state_report(
-        now, windowed, version="0", model_name="m", device="cpu", ready=True, draining=False, started_at=0.0
-    )["kv"]
+    kv = state_report(now, windowed, **SERVER)["kv"]
     assert kv["capacityTokens"] == windowed.kv.capacity_tokens

@@ -10,7 +10,7 @@ from kvtide_worker.server.catalog import VERSION
 from kvtide_worker.server.errors import ApiError
 from kvtide_worker.server.protocol import LimitsRequest
 from kvtide_worker.server.service import Service
-from kvtide_worker.server.state_report import state_report
+from kvtide_worker.server.state_report import limits_report, state_report
 
 
 def router(service: Service, device: str) -> APIRouter:
@@ -28,22 +28,24 @@ def router(service: Service, device: str) -> APIRouter:
             ready=service.ready,
             draining=service.lifecycle.draining,
             started_at=service.started_at,
+            limits=limits_report(service.state, service.limits, service.capacity),
         )
 
     @routes.put("/limits")
-    async def limits(body: LimitsRequest) -> dict[str, int]:
-        """The limits in force afterwards: the engine takes a new one between two steps."""
-        most = service.state.max_batch_limit
-        if body.batchLimit > most:
+    async def limits(body: LimitsRequest) -> dict[str, int | bool]:
+        """The limits in force afterwards: the engine takes a batch limit between two steps, the others hold at once."""
+        most, asked = service.state.max_batch_limit, body.batchLimit
+        if asked is not None and asked > most:
             raise ApiError(
                 400,
-                f"batchLimit {body.batchLimit} is more than the {most} that this worker was planned for; "
-                f"write 1 to {most}",
+                f"batchLimit {asked} is more than the {most} that this worker was planned for; write 1 to {most}",
                 param="batchLimit",
                 code="invalid_value",
             )
-        await service.engine.set_batch_limit(body.batchLimit)
-        return {"batchLimit": service.state.batch_limit, "maxBatchLimit": most}
+        service.limits = body.changed(service.limits)
+        if asked is not None:
+            await service.engine.set_batch_limit(asked)
+        return limits_report(service.state, service.limits, service.capacity)
 
     @routes.post("/drain", status_code=202)
     async def drain() -> dict[str, bool]:

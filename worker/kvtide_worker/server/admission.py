@@ -33,6 +33,30 @@ class Queue:
     mean_request_s: float
 
 
+@dataclass(frozen=True)
+class AdmissionLimits:
+    """What was set while the worker runs. None is: what the pool and the batch give.
+
+    paused: nothing new is taken; what waits or runs goes on
+    """
+
+    waiting_requests: int | None = None
+    waiting_prompt_tokens: int | None = None
+    paused: bool = False
+
+    def most_requests(self, capacity: Capacity) -> int:
+        """Requests that may wait."""
+        return QUEUED_BATCHES * capacity.max_batch if self.waiting_requests is None else self.waiting_requests
+
+    def most_prompt_tokens(self, capacity: Capacity) -> int:
+        """Prompt tokens that may wait."""
+        most = self.waiting_prompt_tokens
+        return QUEUED_POOLS * capacity.pool_tokens if most is None else most
+
+
+_NOTHING_SET = AdmissionLimits()
+
+
 class NeverFits(ValueError):
     """The request is longer than any sequence can be here. prompt_alone: without its answer."""
 
@@ -74,13 +98,14 @@ def output_tokens(prompt_tokens: int, max_tokens: int | None, capacity: Capacity
     return max_tokens
 
 
-def overload(requests: int, prompt_tokens: int, queue: Queue, capacity: Capacity) -> Overload | None:
+def overload(
+    requests: int, prompt_tokens: int, queue: Queue, capacity: Capacity, limits: AdmissionLimits = _NOTHING_SET
+) -> Overload | None:
     """Whether so many more requests, with so many prompt tokens together, would make the queue too long.
 
     An empty queue takes anything that can fit at all.
     """
-    most_requests = QUEUED_BATCHES * capacity.max_batch
-    most_tokens = QUEUED_POOLS * capacity.pool_tokens
+    most_requests, most_tokens = limits.most_requests(capacity), limits.most_prompt_tokens(capacity)
     if not queue.requests:
         return None
     if queue.requests + requests <= most_requests and queue.prompt_tokens + prompt_tokens <= most_tokens:

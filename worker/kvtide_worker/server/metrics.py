@@ -34,9 +34,10 @@ class EngineCollector(Collector):
         yield self._gauge("vllm:num_requests_running", "Requests in the engine's batch.", state.running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait for KV blocks or a place.", state.waiting)
         yield self._counter("vllm:num_preemptions", "Requests that lost their blocks.", state.preemptions)
-        # No prefix is reused yet, so none is looked up: dashboards that ask are told the truth.
-        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", 0)
-        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", 0)
+        for kind in ("prefix_cache", "gpu_prefix_cache"):
+            looked_up, found = state.prefix_cache_queries, state.prefix_cache_hits
+            yield self._counter(f"vllm:{kind}_queries", "Prompt tokens looked up in the prefix cache.", looked_up)
+            yield self._counter(f"vllm:{kind}_hits", "Prompt tokens found in the prefix cache.", found)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens computed.", state.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", state.generation_tokens)
         yield self._gauge(

@@ -259,6 +259,13 @@ class LimitsRequest(BaseModel):
     maxWaitingPromptTokens: Annotated[int, Field(ge=0)] | None = None
     admissionPaused: bool = False
 
+    @field_validator("batchLimit", mode="before")
+    @classmethod
+    def _is_written(cls, value: Any) -> Any:
+        if value is None:
+            raise refused("batchLimit", "batchLimit has no default to go back to: write 1 or more, or leave it out")
+        return value
+
     def changed(self, limits: AdmissionLimits) -> AdmissionLimits:
         """The limits of admission with what is written here."""
         fields = {

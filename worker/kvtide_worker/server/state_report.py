@@ -6,6 +6,7 @@ from typing import Any
 
 from kvtide_sizing.plan import Plan
 from kvtide_worker.engine.messages import EngineState
+from kvtide_worker.server.admission import AdmissionLimits, Capacity
 
 
 def state_report(
@@ -18,8 +19,12 @@ def state_report(
     ready: bool,
     draining: bool,
     started_at: float,
+    limits: dict[str, int | bool],
 ) -> dict[str, Any]:
-    """The engine's numbers and the plan's, in the contract's keys. Times are Unix seconds, sizes bytes."""
+    """The engine's numbers and the plan's, in the contract's keys. Times are Unix seconds, sizes bytes.
+
+    limits: as `limits_report` gives them
+    """
     return {
         "version": version,
         "modelName": model_name,
@@ -45,12 +50,14 @@ def state_report(
             "queuedPromptTokens": state.queued_prompt_tokens,
             "expectedOutputTokens": state.expected_output_tokens,
         },
-        "limits": {"batchLimit": state.batch_limit, "maxBatchLimit": state.max_batch_limit},
+        "limits": limits,
         "counters": {
             "preemptions": state.preemptions,
             "promptTokens": state.prompt_tokens,
             "generationTokens": state.generation_tokens,
             "requests": state.requests,
+            "prefixCacheQueries": state.prefix_cache_queries,
+            "prefixCacheHits": state.prefix_cache_hits,
         },
         "memory": {
             "predicted": {
@@ -70,4 +77,15 @@ def state_report(
                 "peakBytes": state.memory.peak_bytes,
             },
         },
+    }
+
+
+def limits_report(state: EngineState, limits: AdmissionLimits, capacity: Capacity) -> dict[str, int | bool]:
+    """The limits in force, in the contract's keys."""
+    return {
+        "batchLimit": state.batch_limit,
+        "maxBatchLimit": state.max_batch_limit,
+        "maxWaitingRequests": limits.most_requests(capacity),
+        "maxWaitingPromptTokens": limits.most_prompt_tokens(capacity),
+        "admissionPaused": limits.paused,
     }
