@@ -64,7 +64,7 @@ def engine(model: Path) -> Engine:
 
 def all_free(engine: Engine) -> bool:
     state = engine.state()
-    return state.free_blocks == state.num_blocks and state.running == state.waiting == 0 and not engine.has_work
+    return state.live_blocks == state.running == state.waiting == 0 and not engine.has_work
 
 
 def collect(outputs: list[TokenOutput]) -> dict[str, list[int]]:

@@ -103,6 +103,8 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
 
 def _most_telling(errors: Sequence[Any]) -> Any:
     """Of a field that may be written in several ways, each of which failed: the way whose type is right, if any."""
+    if not any(map(_is_branch, errors[0]["loc"][1:])):
+        return errors[0]
     field = errors[0]["loc"][:2]
     of_field = [error for error in errors if error["loc"][:2] == field]
     typed = [error for error in of_field if not error["type"].endswith(("_type", "literal_error"))]
