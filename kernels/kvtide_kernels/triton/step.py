@@ -67,14 +67,17 @@ class TritonAttentionStep:
         """As `AttentionStep.run`.
 
         rotary: cosines and signed sines [tokens, 1, head_dim] or [tokens, head_dim], contiguous, where RoPE has not
-        been applied to query and key yet. A token's heads lie side by side in query, key and value.
+        been applied to query and key yet. Raises ValueError where a token's heads do not lie side by side in query, key
+        or value.
         """
         of_layer = self.attention.layers[layer]
         plan = self.tables[of_layer.table]
         if of_layer.basis is not None:
             if rotary is not None:
                 query, key, rotary = _turned(query, rotary), _turned(key, rotary), None
-            query, key = of_layer.basis.queries(query), of_layer.basis.keys(key)
+            # A product may lie head by head.
+            query, key = of_layer.basis.queries(query).contiguous(), of_layer.basis.keys(key).contiguous()
+        _check_strides(query, key, value)
         written = self._write(of_layer, plan, query, key, value, rotary)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if len(plan.decodes):
@@ -233,6 +236,14 @@ class TritonAttentionStep:
         if scoring.soft_cap is None:
             return scoring.scale * log2e, 0.0
         return scoring.scale / scoring.soft_cap, scoring.soft_cap * log2e
+
+
+def _check_strides(*sides: torch.Tensor) -> None:
+    for name, side in zip(("query", "key", "value"), sides, strict=True):
+        if side.stride(2) != 1 or (side.shape[1] > 1 and side.stride(1) != side.shape[2]):
+            raise ValueError(
+                f"a token's heads lie side by side, but {name} {list(side.shape)} has strides {list(side.stride())}"
+            )
 
 
 def _turned(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvtide_kernels.attention import SequenceSpan
+from kvtide_kernels.key_basis import KeyBasis
 from kvtide_kernels.pool import KVPool
 from kvtide_kernels.triton.arena import Arena
 from kvtide_kernels.triton.attention import TritonAttention
@@ -161,14 +162,15 @@ class Case:
         """Of a token."""
         return self.group * self.kv_heads
 
-    def attention(self) -> TritonAttention:
-        """The kernels over the pool."""
+    def attention(self, basis: KeyBasis | None = None) -> TritonAttention:
+        """The kernels over the pool, keys in that basis."""
         return TritonAttention(
             self.pool,
             query_heads=self.query_heads,
             scale=self.scale,
             soft_cap=self.soft_cap,
             sinks={} if self.sink_logits is None else {0: self.sink_logits},
+            bases={} if basis is None else {0: basis},
             programs=self.programs,
         )
 

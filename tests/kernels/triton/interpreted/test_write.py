@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvtide_kernels.key_basis import KeyBasis
 from kvtide_kernels.triton.arena import Arena
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat, VectorFormat
 from tests.kernels.triton.interpreted.oracle import FORMATS, Case, attend, kept, name, put
@@ -97,6 +98,18 @@ def test_rope_is_applied_to_queries_and_keys(stored: LayerFormat, spans: list[tu
         row += new
 
 
+def test_rope_comes_before_the_basis() -> None:
+    """A basis that only changes the order of elements gives what none gives, unless it comes first."""
+    case = Case(LayerFormat(INT8, INT8), [(0, 7), (0, 1)], kv_heads=2)
+    case.build()
+    angle = torch.rand(8, 1, 32) * 6
+    rotary = torch.cat([angle.cos()] * 2, -1), torch.cat([-angle.sin(), angle.sin()], -1)
+    expected = written(case, rotary)
+    permuted = torch.eye(64)[torch.randperm(64)].expand(2, 64, 64)
+    step = case.attention(KeyBasis(permuted, permuted, torch.zeros(2, 64))).plan(case.sequences())
+    torch.testing.assert_close(step.run(0, case.query, *case.fresh(), rotary=rotary), expected, atol=3e-4, rtol=1e-3)
+
+
 def test_a_slot_of_minus_one_is_skipped() -> None:
     case = Case(LayerFormat(BF16, BF16), [(0, 2)], group=1)
     case.build()
@@ -106,3 +119,12 @@ def test_a_slot_of_minus_one_is_skipped() -> None:
     rows = case.key.storage.view(-1, 16, 128)
     changed = (rows != 255).any(-1).nonzero().tolist()
     assert changed == [[case.held[0].blocks[0], 0]]
+
+
+def test_refuses_heads_that_do_not_lie_side_by_side() -> None:
+    case = Case(LayerFormat(BF16, BF16), [(0, 3)], group=1, kv_heads=2)
+    case.build()
+    key, value = case.fresh()
+    by_head = key.transpose(0, 1).contiguous().transpose(0, 1)
+    with pytest.raises(ValueError, match=r"but key \[3, 2, 64\] has strides \[64, 192, 1\]"):
+        case.attention().plan(case.sequences()).run(0, case.query, by_head, value)
