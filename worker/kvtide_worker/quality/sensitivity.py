@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
+from kvtide_sizing.formats import FLOAT32, INT4, INT8, LayerFormat
 from kvtide_sizing.shape import LayerSensitivity, SideSensitivity
 from kvtide_worker.quality.compare import Tick
 from kvtide_worker.quality.measured_model import MeasuredModel
@@ -18,20 +18,21 @@ from kvtide_worker.quality.simulated import SimulatedStep
 from kvtide_worker.quality.statistics import TokenScores
 from kvtide_worker.quality.windows import Window
 
-_EXACT = LayerFormat(BF16, BF16)
+# In place of BF16: to round what a small difference has moved makes it larger, by as much in every layer behind it.
+_EXACT = LayerFormat(FLOAT32, FLOAT32)
 
 # Of each layer: one side alone.
 _ALONE: Mapping[tuple[str, str], LayerFormat] = {
-    ("key", "INT8"): LayerFormat(INT8, BF16),
-    ("key", "INT4"): LayerFormat(INT4, BF16),
-    ("value", "INT8"): LayerFormat(BF16, INT8),
-    ("value", "INT4"): LayerFormat(BF16, INT4),
+    ("key", "INT8"): LayerFormat(INT8, FLOAT32),
+    ("key", "INT4"): LayerFormat(INT4, FLOAT32),
+    ("value", "INT8"): LayerFormat(FLOAT32, INT8),
+    ("value", "INT4"): LayerFormat(FLOAT32, INT4),
 }
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Of each layer, the mean KL divergence from BF16, in nats a token, over so many tokens of a text."""
+    """Of each layer, the mean KL divergence from exact keys and values, in nats a token, over so many of a text."""
 
     model: str
     text: str
@@ -60,7 +61,7 @@ def sensitivity_passes(layers: int, windows: Sequence[Window]) -> int:
 
 
 def measure_sensitivity(measured: MeasuredModel, text: str, windows: Sequence[Window], tick: Tick) -> Sensitivity:
-    """Read the windows with one side of one layer at a time in INT8 and in INT4, all else in BF16; without a pool.
+    """Read the windows with one side of one layer at a time in INT8 and in INT4, all else exact; without a pool.
 
     text: what it is called
     """
