@@ -54,12 +54,12 @@ def said(reason: str) -> str:
         ({}, Reason.FITS, "BF16, blocks of 64 tokens"),
         ({}, Reason.FITS, "next-best: precision INT8 would hold"),
         ({"attention": {"kvHeads": "Auto"}}, Reason.FITS, "BF16"),
+        ({"kvCache": {"prefixCaching": True}}, Reason.FITS, "BF16"),
         ({"kvCache": {"precision": "INT8"}}, Reason.FITS, "INT8, blocks of 64 tokens"),
         ({"kvCache": {"precision": "Mixed"}}, Reason.FITS, "Mixed, blocks of 64 tokens"),
         # more sequences than BF16 holds: the best of what may cost 1 % in perplexity
         ({"workload": {"maxContextTokens": 8192, "targetConcurrency": 9}}, Reason.FITS, "INT8, blocks of 64 tokens"),
         # what this release's workers do not run
-        ({"kvCache": {"prefixCaching": True}}, Reason.NOT_SUPPORTED, "kvCache.prefixCaching true"),
         ({"attention": {"kvHeads": 1}}, Reason.NOT_SUPPORTED, "write Native"),
         ({"device": {"kind": "CPU", "memory": "2Gi", "count": 2}}, Reason.NOT_SUPPORTED, "device.count 2"),
         ({"device": {"kind": "CPU"}}, Reason.INVALID_SPEC, "write device.memory"),

@@ -150,7 +150,7 @@ class KVCacheSpec(Api):
     )
     prefix_caching: bool | None = Field(
         default=None,
-        description="Share the KV blocks of equal prompt beginnings. This version refuses true.",
+        description="Share the KV blocks of equal prompt beginnings. Default: true.",
     )
 
 

@@ -32,6 +32,7 @@ def make_plan(spec: LLMDeploymentSpec, shape: ModelShape, device: Device, warnin
         variants=tuple(variant.kv_heads for variant in spec.attention.variants or ()),
         max_quality_loss_percent=spec.kv_cache.max_quality_loss_percent,
         served_only=True,
+        prefix_caching=spec.kv_cache.prefix_caching is not False,
     )
     made = plan(shape, device, workload_of(spec), policy)
     return replace(made, warnings=(*warnings, *made.warnings))

@@ -6,7 +6,6 @@ from typing import Any
 
 from kvtide_operator.api.conditions import ConditionType, Reason
 from kvtide_operator.api.resource import LLMDeployment
-from kvtide_operator.api.unsupported import unsupported
 from kvtide_operator.children.inspect_pod import inspect_name, inspect_pod
 from kvtide_operator.children.manifest import Manifest, owned_by
 from kvtide_operator.children.worker_template import plan_name, worker_template
@@ -78,9 +77,6 @@ def plan_workers(observed: Observed, surroundings: Surroundings, now: float) -> 
     resource = observed.resource
     base = Planning(intent_hash(resource), _record(observed), None, Reason.INSPECTING_MODEL, "")
 
-    refused = unsupported(resource.spec)
-    if refused:
-        return replace(base, reason=Reason.NOT_SUPPORTED, message="; ".join(refused))
     if base.intent in base.record.planned:
         return replace(_with(base, base.record.planned[base.intent]), delete_pods=_leftover(observed))
     try:

@@ -41,7 +41,7 @@ def plan(shape: ModelShape, device: Device, workload: Workload, policy: Policy) 
         device_count=device.count,
         weights_format=case.weights.value,
         overhead_measured=device.measured_overhead_bytes is not None,
-        kv=_kv(case, context),
+        kv=_kv(case, context, policy),
         memory=_memory(case, context),
         attention=AttentionPlan(shape.query_heads, case.shape.kv_heads, shape.kv_heads),
         max_context_tokens=context,
@@ -142,7 +142,7 @@ def context_of(case: Case, workload: Workload) -> int:
     return asked or case.longest_context or min(case.block_size, most)
 
 
-def _kv(case: Case, context_tokens: int) -> KvPlan:
+def _kv(case: Case, context_tokens: int, policy: Policy) -> KvPlan:
     taken = case.budget(context_tokens)
     return KvPlan(
         precision=case.precision.value,
@@ -154,6 +154,7 @@ def _kv(case: Case, context_tokens: int) -> KvPlan:
         tables_bytes=taken.tables_bytes,
         layers=tuple(_layer_runs([(each.key.name, each.value.name) for each in case.formats])),
         recent_blocks=taken.layout.recent_blocks,
+        prefix_caching=policy.prefix_caching,
     )
 
 

@@ -26,6 +26,7 @@ class KvPlan:
     block_tables:     of a sequence; more than one where layers have windows
     tables_bytes:     of a full batch of the longest sequences; counted among the activations
     recent_blocks:    of all layers, that each sequence takes beside its tokens' for the last ones in BF16
+    prefix_caching:   whether prompts that begin alike share what was computed
     """
 
     precision: str
@@ -37,6 +38,7 @@ class KvPlan:
     tables_bytes: int
     layers: tuple[LayerRun, ...]
     recent_blocks: int = 0
+    prefix_caching: bool = True
 
     @property
     def capacity_tokens(self) -> int:
@@ -61,6 +63,7 @@ class KvPlan:
             "blockTables": self.block_tables,
             "blockTablesBytes": self.tables_bytes,
             "recentBlocks": self.recent_blocks,
+            "prefixCaching": self.prefix_caching,
             "layers": [{"layers": run.layers, "key": run.key, "value": run.value} for run in self.layers],
         }
 
@@ -79,6 +82,7 @@ class KvPlan:
                 LayerRun(str(run["layers"]), str(run["key"]), str(run["value"])) for run in data.get("layers", ())
             ),
             recent_blocks=int(data.get("recentBlocks", 0)),
+            prefix_caching=bool(data.get("prefixCaching", True)),
         )
 
 

@@ -73,6 +73,7 @@ class Policy:
     variants:                  KV heads of the model's trained variants
     max_quality_loss_percent:  what Auto may cost in perplexity
     weights:                   "Auto" (as the checkpoint is quantised, else BF16) or a `WeightFormat`
+    prefix_caching:            whether prompts that begin alike share what was computed
     served_only:               refuse what this release's worker does not run, and choose nothing of it
     """
 
@@ -83,6 +84,7 @@ class Policy:
     max_quality_loss_percent: float = 1.0
     weights: str = "Auto"
     served_only: bool = False
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         """Raise InvalidWorkload for a block size that is none of BLOCK_SIZES and for KV heads that are no choice."""

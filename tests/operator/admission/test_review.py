@@ -47,7 +47,6 @@ def plan_config_map(uid: str, data: Json) -> Json:
     [
         ({"device": {"kind": "GPU", "memory": "24Gi"}}, "DoesNotFit", "but the device has 24.0 GiB"),
         ({"attention": {"kvHeads": 8}}, "NotSupported", "attention.kvHeads 8"),
-        ({"kvCache": {"prefixCaching": True}}, "NotSupported", "kvCache.prefixCaching"),
         ({"device": {"memory": "80Gi", "count": 2}}, "NotSupported", "device.count 2"),
         # what Llama 2 was trained for
         ({"workload": {"maxContextTokens": 8192}}, "InvalidSpec", "4096"),

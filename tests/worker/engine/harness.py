@@ -39,6 +39,7 @@ def load(
     max_context: int = 256,
     batch_limit: int = 16,
     precision: str = "BF16",
+    prefix_caching: bool = True,
 ) -> Engine:
     """An engine that has generated its warm-up token."""
     planned = plan_for(
@@ -49,6 +50,7 @@ def load(
         batch_limit=batch_limit,
         precision=precision,
     )
+    planned["kv"]["prefixCaching"] = prefix_caching
     return load_engine(EngineConfig(f"file://{model}", planned, dtype=dtype), lambda stage: None, some_tokens)
 
 

@@ -82,6 +82,7 @@ def load_engine(
         meter=meter,
         max_context_tokens=plan.max_context_tokens,
         max_batch_limit=plan.batch_limit,
+        prefix_caching=plan.kv.prefix_caching,
     )
     progress("measuring a full step")
     worst = WorstStep(model, attention, pool, max_context_tokens=plan.max_context_tokens, batch=plan.batch_limit)
