@@ -13,8 +13,8 @@ from kvtide_worker.quality.statistics import TokenScores
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_are_torchs(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
-    exact, own = (torch.randn(7, 301, generator=generator).mul(3).to(dtype) for _ in range(2))
-    targets = torch.randint(301, (7,), generator=generator)
+    exact, own = (torch.randn(37, 301, generator=generator).mul(3).to(dtype) for _ in range(2))
+    targets = torch.randint(301, (37,), generator=generator)
     found = TokenScores()
     ExactStep(exact).score(own, targets, found)
 
