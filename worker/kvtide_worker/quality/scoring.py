@@ -6,7 +6,6 @@ import torch
 
 from kvtide_worker.quality.statistics import TokenScores
 
-
 # Rows that are looked at together: of a vocabulary of 262,144 each takes a megabyte, several times.
 _ROWS = 16
 
