@@ -29,7 +29,7 @@ _FLAGS = [
 # Without it GCC keeps two copies of each accumulator, and the inner loops spill to the stack. Others do not know it.
 _GCC_FLAGS = ["-fno-tree-coalesce-vars"]
 _X86_SETS = {
-    "avx512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c "
+    "avx512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx512vbmi -mavx2 -mfma -mf16c "
     "-mprefer-vector-width=512",
     "avx2": "-mavx2 -mfma -mf16c",
 }
@@ -77,7 +77,7 @@ def build(folder: Path) -> list[Path]:
         # Renamed when it is whole: others may be looking, and may be building too.
         with tempfile.TemporaryDirectory(dir=path.parent) as work:
             made = Path(work) / path.name
-            command = [str(compiler()), *flags, *options, str(SOURCES / "kernel.cpp"), "-o", str(made)]
+            command = [str(compiler()), *flags, *options, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(made)]
             ran = subprocess.run(command, capture_output=True, text=True, check=False)
             if ran.returncode:
                 raise RuntimeError(f"{' '.join(command)} failed:\n{ran.stderr[-4000:]}")

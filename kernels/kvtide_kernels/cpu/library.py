@@ -83,6 +83,10 @@ class Library:
         """Run a step's units on so many threads."""
         self._functions.kvtide_run(ctypes.byref(step), ctypes.c_int(threads), self._parallel)
 
+    def in_threads(self, function: str, *arguments: object, threads: int) -> None:
+        """Call a function that ends in how many threads, and the parallel region to have them from."""
+        getattr(self._functions, function)(*arguments, threads, self._parallel)
+
     def copy(self, side: Side, block_size: int, kv_heads: int, pairs: int, count: int) -> None:
         """Copy blocks; pairs is the address of int64 [count][2], from and to."""
         self._functions.kvtide_copy(

@@ -143,7 +143,8 @@ def test_a_step_that_fails_ends_its_own_requests_only(
     engine.add(AddRequest("waits", PROMPTS[1], greedy(24)))
     with monkeypatch.context() as patch:
         patch.setattr(
-            "kvtide_worker.models.decoder.silu", lambda gate: (_ for _ in ()).throw(RuntimeError("no memory"))
+            "kvtide_worker.models.decoder.Decoder.embed",
+            lambda *tokens: (_ for _ in ()).throw(RuntimeError("no memory")),
         )
         outputs = engine.step()
     assert outputs == [TokenOutput("fails", [], FinishReason.ERROR, "the step failed: no memory")]

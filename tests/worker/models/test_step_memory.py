@@ -3,6 +3,7 @@ weights, in the engine's tests."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from kvtide_kernels.backends import attention_over
+from kvtide_kernels.cpu.library import library
 from kvtide_kernels.pool import KVPool
 from kvtide_sizing.devices.device import DeviceKind
 from kvtide_sizing.formats import Precision, layer_formats
@@ -18,6 +20,7 @@ from kvtide_sizing.memory.kv import kv_layout
 from kvtide_sizing.memory.weights import weights_bytes
 from kvtide_sizing.models.inspect import inspect_model
 from kvtide_worker.engine.worst_step import WorstStep
+from kvtide_worker.models import choice
 from kvtide_worker.models.checkpoint import open_checkpoint
 from tests.worker.models.dense import CPU, load
 from tests.worker.models.tiny import save_tiny
@@ -41,13 +44,24 @@ QWEN3_SIZES = {
 }
 
 
+# What a plan counts is plain torch's, which computes the layers where the processor has no kernels for them.
+@pytest.mark.parametrize(("computed_by", "most"), [("plain", 1.1), (None, 1.25)], ids=["torch", "best"])
 @pytest.mark.parametrize("context", [600, 2048])
 @pytest.mark.parametrize(
     ("family", "sizes"),
     [("mistral", {**SIZES, "sliding_window": 128}), ("qwen2", SIZES), ("qwen3", QWEN3_SIZES), ("phi3", SIZES)],
 )
-def test_a_full_step_takes_what_is_planned(tmp_path: Path, family: str, sizes: dict[str, Any], context: int) -> None:
-    """Never below what is measured, and at most a tenth above."""
+def test_a_full_step_takes_what_is_planned(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    sizes: dict[str, Any],
+    context: int,
+    computed_by: str | None,
+    most: float,
+) -> None:
+    """Never below what is measured, and at most a tenth above; a quarter, where kernels compute the layers."""
+    monkeypatch.setattr(choice, "library", partial(library, computed_by))
     save_tiny(tmp_path, family, **sizes)
     shape, model = inspect_model(tmp_path), load(open_checkpoint(tmp_path), torch.bfloat16)
     assert model.weights_bytes == pytest.approx(weights_bytes(shape), rel=0.01)
@@ -65,4 +79,4 @@ def test_a_full_step_takes_what_is_planned(tmp_path: Path, family: str, sizes: d
     attention = attention_over(pool, query_heads=model.config.query_heads, scale=model.config.attention_scale, bases={})
     measured = WorstStep(model, attention, pool, max_context_tokens=context, batch=16).measure_bytes()
     predicted = step_bytes(shape, DeviceKind.CPU, layout, context_tokens=context, batch=16)
-    assert measured <= predicted <= 1.1 * measured
+    assert measured <= predicted <= most * measured

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
-from torch.nn.functional import gelu
 
-from kvtide_worker.models.decoder import Decoder, DecoderLayer
-from kvtide_worker.models.layers import normalise
+from kvtide_worker.models.decoder import Decoder
+from kvtide_worker.models.layers import DecoderLayer, Gate
 from kvtide_worker.models.weights import WeightLoader
 
 
 class Gemma3Model(Decoder):
     """Norms before, within and behind attention, two RoPEs, windows, scaled embeddings, GELU gates."""
+
+    GATE: ClassVar[Gate] = "gelu_tanh"
 
     def load_layer(self, weights: WeightLoader, prefix: str) -> DecoderLayer:
         """As `Decoder.load_layer`."""
@@ -31,15 +33,8 @@ class Gemma3Model(Decoder):
         """1 + weight in float32, which is what Gemma multiplies by."""
         return 1.0 + weights.load(name).float()
 
-    def embed(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """As `Decoder.embed`."""
+        rows = super().embed(token_ids)
         # transformers multiplies by a tensor of the weights' dtype: sqrt(640) = 25.298 is 25.25 in bfloat16.
-        return super().embed(token_ids, table) * torch.tensor(self.config.hidden_size**0.5).to(table.dtype).item()
-
-    def rms_norm(self, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """As `Decoder.rms_norm`, rounded once, at the end."""
-        return (normalise(rows, self.config.rms_norm_eps) * scale).to(rows.dtype)
-
-    def activate(self, gate: torch.Tensor) -> torch.Tensor:
-        """As `Decoder.activate`."""
-        return gelu(gate, approximate="tanh")
+        return rows * torch.tensor(self.config.hidden_size**0.5).to(rows.dtype).item()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from kvtide_worker.models.decoder import Decoder, DecoderLayer
+from kvtide_worker.models.decoder import Decoder
+from kvtide_worker.models.layers import DecoderLayer
 from kvtide_worker.models.weights import WeightLoader
 
 

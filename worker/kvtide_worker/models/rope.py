@@ -80,6 +80,9 @@ class LongScaling:
         return frequencies / torch.tensor(self.long if is_long else self.short, device=frequencies.device)
 
 
+# Cosines and signed sines [tokens, 1, size].
+Rotation = tuple[torch.Tensor, torch.Tensor]
+
 RopeScaling = NoScaling | LinearScaling | Llama3Scaling | FactorScaling | LongScaling
 
 
@@ -104,7 +107,7 @@ class RotaryEmbedding:
         self._factor = rope.scaling.attention_factor if isinstance(rope.scaling, LongScaling) else 1.0
         self._dtype = dtype
 
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def at(self, positions: torch.Tensor) -> Rotation:
         """Cosines and signed sines [tokens, 1, size] for `rotate`, computed once for all layers."""
         angles = torch.outer(positions.float(), self._frequencies)[:, None]
         cos, sin = ((wave * self._factor).to(self._dtype) for wave in (angles.cos(), angles.sin()))

@@ -1,16 +1,12 @@
 // What the library exports. One library is built for each instruction set: code of two must not meet in one, where the
 // linker would take either's copy of an inline function.
 #include <memory>
-#include <thread>
-#include <vector>
 
 #include "attend.h"
 #include "move.h"
+#include "team.h"
 
 namespace {
-
-// libgomp's entry to a parallel region. Torch's own library is handed over, so that both share its threads.
-using Parallel = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 
 struct Work {
     const Step* step;
@@ -18,8 +14,7 @@ struct Work {
 };
 
 // Every thread takes the next piece that nobody has: cores that others use too get fewer.
-void take(void* data) {
-    auto& work = *static_cast<Work*>(data);
+void take(Work& work) {
     thread_local const auto scratch = std::make_unique<Scratch>();
     const Step& step = *work.step;
     const int64_t heads = step.layer->kv_heads;
@@ -36,13 +31,7 @@ extern "C" {
 void kvtide_run(const Step* step, int threads, Parallel parallel) {
     Work work{step};
     const int64_t pieces = step->num_units * step->layer->kv_heads;
-    threads = int(std::min<int64_t>(threads, pieces));
-    if (threads <= 1) return take(&work);
-    if (parallel) return parallel(take, &work, unsigned(threads), 0);
-    std::vector<std::thread> others;
-    for (int i = 1; i < threads; ++i) others.emplace_back(take, &work);
-    take(&work);
-    for (auto& other : others) other.join();
+    in_parallel(int(std::min<int64_t>(threads, pieces)), parallel, [&](int, int) { take(work); });
 }
 
 void kvtide_copy(const Side* side, int block_size, int kv_heads, const int64_t* pairs, int64_t count) {
@@ -58,7 +47,8 @@ const char* kvtide_best() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512vbmi"))
         return "avx512";
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
 #endif

@@ -1,0 +1,112 @@
+"""What computes a decoder's layers: the CPU's kernels where they multiply its weights, and plain torch elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import torch
+
+from kvtide_kernels.cpu.layers import INSTRUCTION_SET, CpuLayer, CpuLayers
+from kvtide_kernels.cpu.library import Library, library
+from kvtide_kernels.cpu.linear import PackedMatrix
+from kvtide_worker.models.config import ModelConfig
+from kvtide_worker.models.layers import DecoderLayer, Gate, TorchLayers
+from kvtide_worker.models.rope import Rotation
+
+logger = logging.getLogger(__name__)
+
+
+class LayersStep(Protocol):
+    """A step's residual on its way through the layers."""
+
+    hidden: torch.Tensor
+
+    def before_attention(self, index: int, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The layer's queries, keys and values [tokens, heads, head_dim]."""
+        ...
+
+    def after_attention(self, index: int, attended: torch.Tensor) -> None:
+        """Add what attention gives, [tokens, query_heads, head_dim], and what the MLP does, to `hidden`."""
+        ...
+
+
+class Layers(Protocol):
+    """A decoder's layers and its head. Tensors that are handed over may be reordered where they lie."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all their weights."""
+        ...
+
+    def add(self, layer: DecoderLayer) -> None:
+        """Put a layer behind the others."""
+        ...
+
+    def set_head(self, norm: torch.Tensor, weight: torch.Tensor) -> None:
+        """The last norm, and the head [vocab_size, hidden_size]."""
+        ...
+
+    def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows [tokens, hidden_size] of the head: the embeddings, where these are tied."""
+        ...
+
+    def begin(self, hidden: torch.Tensor) -> LayersStep:
+        """A step of the residual [tokens, hidden_size], which it may overwrite."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, vocab_size] of rows of the residual behind the last layer."""
+        ...
+
+
+def layers_for(config: ModelConfig, gate: Gate, dtype: torch.dtype, device: torch.device) -> Layers:
+    """The fastest that there is for the model on the device."""
+    kernels = _kernels(config, dtype, device)
+    return TorchLayers(config, gate) if kernels is None else _PackedLayers(config, gate, kernels)
+
+
+def _kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Library | None:
+    inputs = (config.hidden_size, config.intermediate_size, config.query_heads * config.head_dim)
+    if device.type != "cpu" or dtype is not torch.bfloat16 or any(size % 2 for size in inputs):
+        return None
+    try:
+        found = library()
+    except (RuntimeError, OSError) as error:
+        logger.warning("plain torch computes the layers, slower than kernels would: %s", error)
+        return None
+    return found if found.instruction_set == INSTRUCTION_SET else None
+
+
+class _PackedLayers(CpuLayers):
+    """The kernels' layers, of weights that they take over."""
+
+    def __init__(self, config: ModelConfig, gate: Gate, kernels: Library) -> None:
+        super().__init__(
+            kernels,
+            query_heads=config.query_heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            epsilon=config.rms_norm_eps,
+            gate=gate,
+        )
+
+    def add(self, layer: DecoderLayer) -> None:
+        """As `Layers.add`."""
+        self.append(
+            CpuLayer(
+                attention_norm=layer.attention_norm,
+                qkv=PackedMatrix.bf16(layer.qkv, layer.qkv_bias),
+                attention_out=PackedMatrix.bf16(layer.attention_out),
+                mlp_norm=layer.mlp_norm,
+                gate_up=PackedMatrix.bf16(layer.gate_up),
+                down=PackedMatrix.bf16(layer.down),
+                heads_norm=layer.heads_norm,
+                attention_out_norm=layer.attention_out_norm,
+                mlp_out_norm=layer.mlp_out_norm,
+            )
+        )
+
+    def set_head(self, norm: torch.Tensor, weight: torch.Tensor) -> None:
+        """As `Layers.set_head`."""
+        self.end(norm, PackedMatrix.bf16(weight))
