@@ -109,7 +109,7 @@ class Attend {
             const int64_t seen = std::max(recent, seen_from(span.past + unit.begin));
             if (seen < span.cached()) over_recent(unit, span, head, seen, rows, heads);
         }
-        if (!span.decodes()) over_fresh(unit, span, head, rows, heads);
+        if (!span.decodes()) over_fresh(unit, span, head, rows, heads, goes_on(span) && unit.low < packed);
         for (int row = 0; row < rows; ++row) {
             const int query_head = first_head + row % heads;
             if (span.decodes() && unit.parts > 1)
@@ -149,6 +149,12 @@ class Attend {
         return layer_.window ? std::max<int64_t>(0, position + 1 - layer_.window) : 0;
     }
 
+    // Whether a chunk's fresh tokens follow its cached ones as if all of them were cached, or all fresh: in one sum that
+    // is cut nowhere, so that a result does not tell, in any bit, which of them were.
+    bool goes_on(const Span& span) const {
+        return !span.decodes() && layer_.key.format == BF16 && layer_.value.format == BF16 && !layer_.basis.of_query;
+    }
+
     // Cached tokens [unit.low, high) as they are stored, of which each row has lost those behind its window.
     void over_packed(const Unit& unit, const Span& span, int head, int64_t high, int rows, int heads) {
         const float* query = based_;
@@ -170,6 +176,7 @@ class Attend {
                 return std::pair(std::max(unit.low, seen_from(position)) - tile, high - tile);
             });
         }
+        if (goes_on(span)) return;
         end(rows, layer_.value.format);
         if (layer_.value.format == INT4)
             for (int row = 0; row < rows; ++row) rotate(s_.result + row * layer_.value.dim, layer_.value.dim);
@@ -194,14 +201,14 @@ class Attend {
         end(rows, BF16);
     }
 
-    // The chunk's own tokens up to the unit's last one, each row to itself.
-    void over_fresh(const Unit& unit, const Span& span, int head, int rows, int heads) {
+    // The chunk's own tokens up to the unit's last one, each row to itself. begun: whether the tile has its rows already.
+    void over_fresh(const Unit& unit, const Span& span, int head, int rows, int heads, bool begun) {
         const int64_t last = unit.begin + unit.count;
         const int64_t low = std::max<int64_t>(0, seen_from(span.past + unit.begin) - span.past);
         // Scores of queries and keys as they came: what other scores lack against them the rows are given for so long.
         if (layer_.basis.of_query)
             for (int row = 0; row < rows; ++row) s_.seen[row].largest += s_.shift[row];
-        begin(s_.query, rows, BF16, BF16);
+        if (!begun) begin(s_.query, rows, BF16, BF16);
         for (int64_t tile = low / TILE * TILE; tile < last; tile += TILE) {
             const int ng = int((std::min<int64_t>(TILE, last - tile) + GROUP - 1) / GROUP);
             Tokens keys[TILE / GROUP], values[TILE / GROUP];
