@@ -13,10 +13,13 @@ from torch.nn.functional import gelu, rms_norm, silu
 from kvtide_kernels.cpu.layers import INSTRUCTION_SET, CpuLayer, CpuLayers
 from kvtide_kernels.cpu.library import library
 from kvtide_kernels.cpu.linear import PackedMatrix
+from kvtide_sizing.errors import UnsupportedPrecision
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_worker.models import choice
 from kvtide_worker.models.checkpoint import open_checkpoint
+from kvtide_worker.models.model import load_model
 from kvtide_worker.models.rope import rotate
-from tests.worker.models.dense import dense_logits, load
+from tests.worker.models.dense import CPU, dense_logits, load
 from tests.worker.models.tiny import save_tiny
 
 pytestmark = pytest.mark.skipif(
@@ -146,6 +149,43 @@ def test_models_are_plain_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     plain = dense_logits(load(checkpoint, torch.bfloat16), tokens, [30, 1, 1, 28])
     lost = [(logits.double() - exact).square().mean().sqrt() for logits in (kernels, plain)]
     assert lost[0] <= 1.25 * lost[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3", "phi3"])
+def test_weights_of_eight_bits(tmp_path: Path, family: str) -> None:
+    """As transformers computes with matrices that are rounded to 127 steps each way, head and embeddings with them."""
+    reference = save_tiny(tmp_path, family, tie_word_embeddings=True)
+    with torch.inference_mode():
+        for name, matrix in reference.named_parameters():
+            if matrix.ndim == 2:
+                held = matrix.bfloat16().float()
+                # A padding token's embedding is all zeros.
+                scales = held.abs().amax(dim=1, keepdim=True).clamp(min=1e-9) / 127
+                matrix.copy_((held / scales).round() * scales)
+            elif "norm" not in name:
+                matrix.copy_(matrix.bfloat16())
+        tokens = torch.randint(0, 320, (60,))
+        expected = reference(tokens[None]).logits[0]
+    checkpoint = open_checkpoint(tmp_path)
+    model = load_model(checkpoint, dtype=torch.bfloat16, device=CPU, weight_format=WeightFormat.INT8)
+    bf16 = load(checkpoint, torch.bfloat16)
+    error = (dense_logits(model, tokens, [30, 1, 29]) - expected).square().mean().sqrt()
+    # What arithmetic in bfloat16 loses: as much as of weights in bfloat16.
+    exact = dense_logits(load(checkpoint), tokens, [60])
+    assert error <= 1.25 * (dense_logits(bf16, tokens, [30, 1, 29]) - exact).square().mean().sqrt()
+    assert model.weights_bytes < 0.6 * bf16.weights_bytes
+
+
+def test_weights_that_nothing_multiplies_with_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny(tmp_path, "llama")
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(UnsupportedPrecision, match=r"weights INT4 in torch\.bfloat16 .* write BF16"):
+        load_model(checkpoint, dtype=torch.bfloat16, device=CPU, weight_format=WeightFormat.INT4)
+    with pytest.raises(UnsupportedPrecision, match=r"weights INT8 in torch\.float32"):
+        load_model(checkpoint, dtype=torch.float32, device=CPU, weight_format=WeightFormat.INT8)
+    monkeypatch.setattr(choice, "library", partial(library, "plain"))
+    with pytest.raises(UnsupportedPrecision, match=r"weights INT8 in torch\.bfloat16"):
+        load_model(checkpoint, dtype=torch.bfloat16, device=CPU, weight_format=WeightFormat.INT8)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

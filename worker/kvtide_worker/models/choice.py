@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -10,9 +11,14 @@ import torch
 from kvtide_kernels.cpu.layers import INSTRUCTION_SET, CpuLayer, CpuLayers
 from kvtide_kernels.cpu.library import Library, library
 from kvtide_kernels.cpu.linear import PackedMatrix
+from kvtide_sizing.errors import UnsupportedPrecision
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_worker.models.config import ModelConfig
 from kvtide_worker.models.layers import DecoderLayer, Gate, TorchLayers
 from kvtide_worker.models.rope import Rotation
+
+_Pack = Callable[[torch.Tensor, torch.Tensor | None], PackedMatrix]
+_PACKING: dict[WeightFormat, _Pack] = {WeightFormat.BF16: PackedMatrix.bf16, WeightFormat.INT8: PackedMatrix.int8}
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +66,19 @@ class Layers(Protocol):
         ...
 
 
-def layers_for(config: ModelConfig, gate: Gate, dtype: torch.dtype, device: torch.device) -> Layers:
-    """The fastest that there is for the model on the device."""
+def layers_for(
+    config: ModelConfig, gate: Gate, dtype: torch.dtype, device: torch.device, weights: WeightFormat
+) -> Layers:
+    """The fastest that there is for the model on the device. Raises UnsupportedPrecision for weights that none has."""
     kernels = _kernels(config, dtype, device)
-    return TorchLayers(config, gate) if kernels is None else _PackedLayers(config, gate, kernels)
+    if kernels is not None and weights in _PACKING:
+        return _PackedLayers(config, gate, kernels, _PACKING[weights])
+    if weights is not WeightFormat.BF16:
+        raise UnsupportedPrecision(
+            f"weights {weights} in {dtype} are not multiplied with on this {device.type}: INT8 is, in "
+            "bfloat16 on processors with AVX512-BF16 and VBMI (AMD Zen 4, Intel Sapphire Rapids); write BF16"
+        )
+    return TorchLayers(config, gate)
 
 
 def _kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Library | None:
@@ -81,7 +96,7 @@ def _kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> L
 class _PackedLayers(CpuLayers):
     """The kernels' layers, of weights that they take over."""
 
-    def __init__(self, config: ModelConfig, gate: Gate, kernels: Library) -> None:
+    def __init__(self, config: ModelConfig, gate: Gate, kernels: Library, pack: _Pack) -> None:
         super().__init__(
             kernels,
             query_heads=config.query_heads,
@@ -90,17 +105,18 @@ class _PackedLayers(CpuLayers):
             epsilon=config.rms_norm_eps,
             gate=gate,
         )
+        self._pack = pack
 
     def add(self, layer: DecoderLayer) -> None:
         """As `Layers.add`."""
         self.append(
             CpuLayer(
                 attention_norm=layer.attention_norm,
-                qkv=PackedMatrix.bf16(layer.qkv, layer.qkv_bias),
-                attention_out=PackedMatrix.bf16(layer.attention_out),
+                qkv=self._pack(layer.qkv, layer.qkv_bias),
+                attention_out=self._pack(layer.attention_out, None),
                 mlp_norm=layer.mlp_norm,
-                gate_up=PackedMatrix.bf16(layer.gate_up),
-                down=PackedMatrix.bf16(layer.down),
+                gate_up=self._pack(layer.gate_up, None),
+                down=self._pack(layer.down, None),
                 heads_norm=layer.heads_norm,
                 attention_out_norm=layer.attention_out_norm,
                 mlp_out_norm=layer.mlp_out_norm,
@@ -109,4 +125,4 @@ class _PackedLayers(CpuLayers):
 
     def set_head(self, norm: torch.Tensor, weight: torch.Tensor) -> None:
         """As `Layers.set_head`."""
-        self.end(norm, PackedMatrix.bf16(weight))
+        self.end(norm, self._pack(weight, None))

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import embedding
 
 from kvtide_kernels.attention import AttentionStep
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_worker.models.checkpoint import Checkpoint
 from kvtide_worker.models.choice import layers_for
 from kvtide_worker.models.config import ModelConfig
@@ -23,6 +24,7 @@ class Decoder:
     scale, what its gates go through.
 
     context_tokens: the longest sequence that is served
+    weight_format:  of the matrices; INT8 has the head in it too, and tied embeddings with it
     """
 
     # The parts of a layer's merged matrices, by Hugging Face's names.
@@ -32,12 +34,18 @@ class Decoder:
     GATE: ClassVar[Gate] = "silu"
 
     def __init__(
-        self, checkpoint: Checkpoint, *, context_tokens: int, dtype: torch.dtype, device: torch.device
+        self,
+        checkpoint: Checkpoint,
+        *,
+        context_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight_format: WeightFormat,
     ) -> None:
         self.config: ModelConfig = checkpoint.config
+        self._layers = layers_for(self.config, self.GATE, dtype, device, weight_format)
         weights = WeightLoader(checkpoint, dtype, device)
         embedding_table = weights.load("model.embed_tokens")
-        self._layers = layers_for(self.config, self.GATE, dtype, device)
         for index in range(self.config.num_layers):
             self._layers.add(self.load_layer(weights, f"model.layers.{index}"))
         tied = self.config.tied_embeddings

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from kvtide_kernels.attention import AttentionStep
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_worker.models.checkpoint import Checkpoint
 from kvtide_worker.models.config import Family, ModelConfig
 from kvtide_worker.models.decoder import Decoder
@@ -50,15 +51,26 @@ _FAMILIES: dict[Family, type[Decoder]] = {
 
 
 def load_model(
-    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, context_tokens: int | None = None
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    context_tokens: int | None = None,
+    weight_format: WeightFormat = WeightFormat.BF16,
 ) -> Model:
     """Read a checkpoint's weights into the model of its family. At its peak it takes them and one chunk of
     `WeightLoader`.
 
     context_tokens: the longest sequence that will be served, by which Phi 3 chooses its RoPE; all of the model's
     context where it is not said
+    weight_format:  of the matrices; what another than BF16 takes comes beside one matrix in BF16 at a time. Raises
+    UnsupportedPrecision for one that nothing here multiplies with
     """
     config = checkpoint.config
     return _FAMILIES[config.family](
-        checkpoint, context_tokens=context_tokens or config.max_position_embeddings, dtype=dtype, device=device
+        checkpoint,
+        context_tokens=context_tokens or config.max_position_embeddings,
+        dtype=dtype,
+        device=device,
+        weight_format=weight_format,
     )
