@@ -10,6 +10,7 @@ from kvtide_kernels.backends import attention_over, check_served
 from kvtide_kernels.key_basis import KeyBasis
 from kvtide_kernels.pool import KVPool
 from kvtide_sizing.errors import InvalidPlan, UnknownDevice, UnsupportedPrecision
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_sizing.plan.record import Plan
 from kvtide_worker.engine.cgroup import Cgroup
@@ -51,7 +52,13 @@ def load_engine(
     progress("preparing the kernels")
     _check_kernels(plan, kv, checkpoint.config, device)
     progress("loading weights")
-    model = load_model(checkpoint, dtype=dtype, device=device, context_tokens=plan.max_context_tokens)
+    model = load_model(
+        checkpoint,
+        dtype=dtype,
+        device=device,
+        context_tokens=plan.max_context_tokens,
+        weight_format=WeightFormat(plan.weights_format),
+    )
     bases: dict[int, KeyBasis] = {}
     if any(stored.has_key_basis for stored in kv.formats):
         # The pool is not there yet: what this takes is its.

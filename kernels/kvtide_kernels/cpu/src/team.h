@@ -17,7 +17,7 @@ struct alignas(64) Counter {
 };
 
 inline void relax(int& spins) {
-    if (++spins % 4096 == 0) std::this_thread::yield();
+    if (++spins % 512 == 0) std::this_thread::yield();
 #if defined(__x86_64__)
     else __builtin_ia32_pause();
 #endif
