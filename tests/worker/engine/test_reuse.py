@@ -114,8 +114,8 @@ def test_other_formats_read_what_was_stored(model: Path, precision: str) -> None
     """A hit reads packed what a prompt in one chunk attends to as it came, and what one that is cut reads packed too.
 
     Where the last tokens are not kept in BF16 beside, a hit and a cut are the same in every bit. Where they are, a hit
-    has none of them: it is farther from BF16, in which hits change nothing, the more so where a window of 40 tokens sees
-    little else, but as near as four bits are.
+    has none of them: it is farther from BF16, in which hits change nothing, the more so where a window of 40 tokens
+    sees little else, but as near as four bits are.
     """
     exact = Watched(model)
     packed = Watched(model, precision=precision, num_blocks=400)
