@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import chain, pairwise
 
 import torch
 
@@ -37,8 +38,8 @@ def plan_tables(spans: Sequence[SequenceSpan], layout: KvLayout) -> list[TablePl
         if table.window not in by_window:
             by_window[table.window] = _units(spans, table)
         units, slots = by_window[table.window]
-        array, ids = _spans(spans, index, table, layout)
-        plans.append(TablePlan(array, units, ids, slots))
+        filled, ids = _spans(spans, index, table, layout)
+        plans.append(TablePlan(filled, units, ids, slots))
     return plans
 
 
@@ -46,22 +47,22 @@ def _spans(
     spans: Sequence[SequenceSpan], index: int, table: TableLayout, layout: KvLayout
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The array of `Span` for one table, and the ids behind its pointers: blocks, then recent blocks, of each span."""
-    needed = [span.needed_blocks(table, layout.block_size) for span in spans]
-    blocks = [span.block_ids(index, numbers) for span, numbers in zip(spans, needed, strict=True)]
-    recent = [span.tables[index].recent for span in spans]
-    ids = torch.tensor([block for both in zip(blocks, recent, strict=True) for side in both for block in side]).int()
-    lengths = [len(side) for both in zip(blocks, recent, strict=True) for side in both]
-    starts = [ids.data_ptr() + ids.itemsize * start for start in accumulate(lengths, initial=0)]
-    rows = accumulate((span.new_tokens for span in spans), initial=0)
-    array = torch.tensor(
-        [
-            (*pointers, numbers.start, span.recent_tokens(layout).start, span.past_tokens, span.new_tokens, row)
-            for span, numbers, row, *pointers in zip(spans, needed, rows, starts[::2], starts[1::2], strict=False)
-        ],
-        dtype=torch.int64,
-    )
-    assert array.shape[1] == len(SPAN_FIELDS)
-    return array, ids
+    # Flat arrays: torch takes many times as long to read lists of tuples.
+    ids, fields, row = array("i"), array("q"), 0
+    for span in spans:
+        needed = span.needed_blocks(table, layout.block_size)
+        blocks = len(ids)
+        ids.extend(span.block_ids(index, needed))
+        recent = len(ids)
+        ids.extend(span.tables[index].recent)
+        kept = span.recent_tokens(layout).start
+        fields.extend((blocks, recent, needed.start, kept, span.past_tokens, span.new_tokens, row))
+        row += span.new_tokens
+    held = torch.frombuffer(ids, dtype=torch.int32)
+    filled = torch.frombuffer(fields, dtype=torch.int64).view(-1, len(SPAN_FIELDS))
+    # From places among the ids to their addresses.
+    filled[:, :2] = filled[:, :2] * held.itemsize + held.data_ptr()
+    return filled, held
 
 
 def _units(spans: Sequence[SequenceSpan], table: TableLayout) -> tuple[torch.Tensor, int]:
@@ -77,14 +78,14 @@ def _units(spans: Sequence[SequenceSpan], table: TableLayout) -> tuple[torch.Ten
                 for begin in range(0, span.new_tokens, CHUNK_TOKENS)
             ]
         parts = len(pieces)
-        units += ((index, *piece, part, parts, slots) for part, piece in enumerate(pieces))
+        for part, (begin, count, low, high) in enumerate(pieces):
+            units.append((index, begin, count, low, high, part, parts, slots))
         if parts > 1:
             slots += parts if span.new_tokens == 1 else 1
     # Seen by no result: threads take units in turn, and none should be left alone with a long one at the end.
     units.sort(key=lambda unit: (unit[4] - unit[3] + unit[1]) * unit[2], reverse=True)
-    array = torch.tensor(units, dtype=torch.int64)
-    assert array.shape[1] == len(UNIT_FIELDS)
-    return array, slots
+    fields = array("q", chain.from_iterable(units))
+    return torch.frombuffer(fields, dtype=torch.int64).view(-1, len(UNIT_FIELDS)), slots
 
 
 def _bounds(span: SequenceSpan, table: TableLayout) -> list[int]:

@@ -79,6 +79,7 @@ class BlockManager:
         self._free = list(reversed(range(num_blocks)))
         self._references = [0] * num_blocks
         self._live_tokens = 0
+        self._windowed = layout.windowed_tables > 0
         self._copies: dict[int, int] = {}
 
     @property
@@ -154,7 +155,8 @@ class BlockManager:
         end, (number, written) = -(-num_tokens // size), divmod(sequence.num_tokens, size)
         shared, lacking = [], 0
         for table in sequence.tables:
-            lacking += max(0, end - table.end)
+            if table.end < end:
+                lacking += end - table.end
             if written and self._references[table.blocks[number - table.first]] > 1:
                 shared.append(table)
         if not lacking and not shared:
@@ -173,11 +175,12 @@ class BlockManager:
 
         Raises ValueError where no block holds them.
         """
+        assert sequence.tables, "only what was admitted is computed"
         size, past = self.layout.block_size, sequence.num_tokens
         written = past + new_tokens
-        end = min((table.end for table in sequence.tables), default=0)
-        if written > end * size:
-            raise ValueError(f"{past} + {new_tokens} tokens do not fit {end} blocks of {size}")
+        for table in sequence.tables:
+            if written > table.end * size:
+                raise ValueError(f"{past} + {new_tokens} tokens do not fit {table.end} blocks of {size}")
         sequence.num_tokens = written
         self._live_tokens += new_tokens * len(sequence.tables)
         if self._prefix is not None and sequence.chain is not None:
@@ -185,6 +188,8 @@ class BlockManager:
                 sequence.aligned = False
             if sequence.aligned and len(sequence.sealed) < written // size:
                 self._seal(sequence, self._prefix, sequence.chain)
+        if not self._windowed:
+            return
         for table, of_layers in zip(sequence.tables, self.layout.tables, strict=True):
             while of_layers.window is not None and table.first < of_layers.first_needed(written) // size:
                 self._drop(table.blocks.popleft(), size, kept=True)

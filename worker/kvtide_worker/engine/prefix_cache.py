@@ -106,7 +106,7 @@ class PrefixCache:
         """The longest prefix that every table has all blocks of that the token behind it attends to.
 
         Of num_tokens two are left to compute at least: logits come from the last one, and a token alone would be a
-        decode, which long contexts are summed up for in another order.
+        decode, which sums in another order.
         """
         size, step = self._layout.block_size, self._hit_blocks
         tables = self._layout.tables

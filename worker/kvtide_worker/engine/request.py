@@ -82,9 +82,11 @@ class Request:
     def token_ids(self, start: int, end: int) -> list[int]:
         """Tokens [start, end) of prompt and output."""
         prompt = len(self.prompt_token_ids)
+        if start >= prompt:
+            return self.output_token_ids[start - prompt : end - prompt]
         if end <= prompt:
             return self.prompt_token_ids[start:end]
-        return self.prompt_token_ids[start:] + self.output_token_ids[max(start - prompt, 0) : end - prompt]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - prompt]
 
     def append(self, token_id: int, eos_token_ids: tuple[int, ...]) -> FinishReason | None:
         """Take a generated token, and say whether it was the last one, and why."""

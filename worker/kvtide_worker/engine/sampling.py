@@ -55,20 +55,22 @@ class Sampler:
         """
         best, greedy = logits.max(dim=-1)
         rows = zip(requests, best.isfinite().tolist(), greedy.tolist(), strict=True)
-        return [self._choose(logits[row], *known) for row, known in enumerate(rows)]
+        return [self._choose(logits, row, *known) for row, known in enumerate(rows)]
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept for a request that ended."""
         self._generators.pop(request_id, None)
         self._rules.pop(request_id, None)
 
-    def _choose(self, logits: torch.Tensor, request: Request, finite: bool, likeliest: int) -> Sampled | NoToken:
+    def _choose(
+        self, logits: torch.Tensor, number: int, request: Request, finite: bool, likeliest: int
+    ) -> Sampled | NoToken:
         if not finite:
             return NoToken("the model gave logits that are not finite", ErrorKind.NOT_FINITE)
         sampling, rules, grammar = request.sampling, self._rules_of(request), request.grammar
         token = likeliest
         if rules is not None or grammar is not None or sampling.temperature > 0:
-            row = logits.to(torch.float32, copy=True)
+            row = logits[number].to(torch.float32, copy=True)
             if grammar is not None and (failure := grammar.mask(row)) is not None:
                 return NoToken(failure, ErrorKind.GRAMMAR)
             if rules is not None:
@@ -80,7 +82,7 @@ class Sampler:
             grammar.accept(token)
         if sampling.logprobs is None:
             return Sampled(token)
-        return Sampled(token, token_logprobs(logits, token, sampling.logprobs))
+        return Sampled(token, token_logprobs(logits[number], token, sampling.logprobs))
 
     def _rules_of(self, request: Request) -> LogitRules | None:
         if request.request_id not in self._rules:

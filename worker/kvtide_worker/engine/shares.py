@@ -54,8 +54,8 @@ def share_budget(prefilling: Sequence[Request], budget: int, aligned_tokens: int
 def cut_aligned(request: Request, most_tokens: int, aligned_tokens: int) -> int:
     """So many of the request's next tokens, or fewer, down to none, that they end where its prompt or a piece does.
 
-    One token is not left alone for the end where that can be helped: it would be a decode, which long contexts are
-    summed up for in another order.
+    One token is not left alone for the end where that can be helped: it would be a decode, which sums in another
+    order.
     """
     past, pending = request.blocks.num_tokens, request.pending_tokens
     if most_tokens >= pending:
