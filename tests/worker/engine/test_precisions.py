@@ -79,7 +79,7 @@ def check_tokens(tiny: Tiny, precision: str, outputs: list[list[int]]) -> None:
 
 def all_free(engine: Engine) -> bool:
     state = engine.state()
-    return state.free_blocks == state.num_blocks and state.live_tokens == state.running == state.waiting == 0
+    return state.live_blocks == state.live_tokens == state.running == state.waiting == 0
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
