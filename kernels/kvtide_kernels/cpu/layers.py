@@ -148,19 +148,14 @@ class CpuLayers:
 
 
 class CpuLayersStep:
-    """A step's residual and what its layers share: rows · (3 · intermediate_size + hidden_size) in bfloat16 at most."""
+    """A step's residual. Each call takes more beside it: of rows in bfloat16 their normalised residual, and before
+    attention all heads twice, behind it 3 · intermediate_size."""
 
     def __init__(self, layers: CpuLayers, hidden: torch.Tensor) -> None:
         self.hidden = hidden.contiguous()
         self._layers = layers
-        first, rows = layers.layers[0], len(hidden)
-        widest = max(first.qkv.outputs, first.gate_up.outputs, hidden.shape[1])
-        self._normed = torch.empty_like(self.hidden)
-        self._wide, self._gated = hidden.new_empty(rows, widest), hidden.new_empty(rows, first.down.inputs)
         self._threads = torch.get_num_threads()
-        self._buffers = _Buffers(
-            rows, *(buffer.data_ptr() for buffer in (self.hidden, self._normed, self._wide, self._gated))
-        )
+        self._buffers = _Buffers(len(hidden), self.hidden.data_ptr())
 
     def before_attention(
         self, index: int, rotation: tuple[torch.Tensor, torch.Tensor]
@@ -168,8 +163,10 @@ class CpuLayersStep:
         """Queries, keys and values [rows, heads, head_dim], of rotations bfloat16 [rows, 1, size] that
         are contiguous: cosines, and sines with their sign."""
         layers, buffers, rows, (cos, sin) = self._layers, self._buffers, len(self.hidden), rotation
+        normed, heads = torch.empty_like(self.hidden), self.hidden.new_empty(rows, layers.layers[index].qkv.outputs)
         query = self.hidden.new_empty(rows, layers.query_heads, layers.head_dim)
         key, value = (self.hidden.new_empty(rows, layers.kv_heads, layers.head_dim) for _ in range(2))
+        buffers.normed, buffers.wide = normed.data_ptr(), heads.data_ptr()
         buffers.query, buffers.key, buffers.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
         buffers.cos, buffers.sin, buffers.rotated = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
         self._run("kvtide_before_attention", index)
@@ -177,8 +174,13 @@ class CpuLayersStep:
 
     def after_attention(self, index: int, attended: torch.Tensor) -> None:
         """Adds what attention gives, [rows, query_heads, head_dim], and what the MLP does, to the residual."""
-        attended = attended.contiguous()
-        self._buffers.attended = attended.data_ptr()
+        layer, buffers, rows = self._layers.layers[index], self._buffers, len(self.hidden)
+        attended, normed = attended.contiguous(), torch.empty_like(self.hidden)
+        # What goes back to the residual lies there too.
+        wide = self.hidden.new_empty(rows, max(layer.gate_up.outputs, self.hidden.shape[1]))
+        gated = self.hidden.new_empty(rows, layer.down.inputs)
+        buffers.attended, buffers.normed = attended.data_ptr(), normed.data_ptr()
+        buffers.wide, buffers.gated = wide.data_ptr(), gated.data_ptr()
         self._run("kvtide_after_attention", index)
 
     def _run(self, function: str, index: int) -> None:

@@ -45,7 +45,7 @@ QWEN3_SIZES = {
 
 
 # What a plan counts is plain torch's, which computes the layers where the processor has no kernels for them.
-@pytest.mark.parametrize(("computed_by", "most"), [("plain", 1.1), (None, 1.25)], ids=["torch", "best"])
+@pytest.mark.parametrize(("computed_by", "most"), [("plain", 1.1), (None, 1.35)], ids=["torch", "best"])
 @pytest.mark.parametrize("context", [600, 2048])
 @pytest.mark.parametrize(
     ("family", "sizes"),
@@ -60,7 +60,7 @@ def test_a_full_step_takes_what_is_planned(
     computed_by: str | None,
     most: float,
 ) -> None:
-    """Never below what is measured, and at most a tenth above; a quarter, where kernels compute the layers."""
+    """Never below what is measured, and at most a tenth above; a third, where kernels compute the layers: they normalise heads without float32 copies."""
     monkeypatch.setattr(choice, "library", partial(library, computed_by))
     save_tiny(tmp_path, family, **sizes)
     shape, model = inspect_model(tmp_path), load(open_checkpoint(tmp_path), torch.bfloat16)
