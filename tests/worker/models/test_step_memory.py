@@ -60,7 +60,8 @@ def test_a_full_step_takes_what_is_planned(
     computed_by: str | None,
     most: float,
 ) -> None:
-    """Never below what is measured, and at most a tenth above; a third, where kernels compute the layers: they normalise heads without float32 copies."""
+    """Never below what is measured, and at most a tenth above; a third, where kernels compute the layers: they
+    normalise heads without a float32 copy."""
     monkeypatch.setattr(choice, "library", partial(library, computed_by))
     save_tiny(tmp_path, family, **sizes)
     shape, model = inspect_model(tmp_path), load(open_checkpoint(tmp_path), torch.bfloat16)
