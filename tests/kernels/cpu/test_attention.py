@@ -80,7 +80,7 @@ def test_every_instruction_set(name: str, instruction_set: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("head_dim", SERVED_HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", [64, 80, 256])
 def test_thousands_of_tokens(head_dim: int, name: str) -> None:
     cache = Cache(FORMATS[name], head_dim=head_dim, kv_heads=1, group=4, block_size=64, num_blocks=160)
     long, longer = cache.sequence(), cache.sequence()
