@@ -21,7 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(420))
+            # Of the test alone: what is compiled and built before the first one takes as long as the machine needs.
+            item.add_marker(pytest.mark.timeout(420, func_only=True))
 
 
 @pytest.fixture(scope="session")
