@@ -35,6 +35,9 @@ class PlanKV(Api):
     recent_blocks: int | None = Field(
         default=None, description="Blocks that each sequence takes beside its tokens' for the last ones in BF16."
     )
+    prefix_caching: bool | None = Field(
+        default=None, description="Whether prompts that begin alike share what was computed."
+    )
     layers: list[PlanLayers] | None = Field(default=None, description="How each layer's keys and values are stored.")
 
 

@@ -32,9 +32,11 @@ def planned_layouts(draw: st.DrawFn) -> KvLayout:
     return kv_layout(shape, layer_formats(shape, precision), block_size, draw(st.integers(8, 64)))
 
 
-def everybody_moves(bench: Bench) -> None:
-    requests = set(bench.requests)
-    assert set(bench.step()) == requests
+def everybody_runs(bench: Bench) -> None:
+    """Nobody waits for blocks. A step may be too small for a piece of each prompt, but not for the first one's."""
+    some = bool(bench.requests)
+    assert bool(bench.step()) == some
+    assert not bench.scheduler.waiting
 
 
 @settings(max_examples=60, deadline=None)
@@ -53,8 +55,8 @@ def test_planned_sequences_run_together(layout: KvLayout, sequences: int, contex
         output = data.draw(st.integers(1, context - 1))
         bench.add(str(index), prompt=context - output, max_tokens=output)
         for _ in range(data.draw(st.integers(0, 3))):
-            everybody_moves(bench)
+            everybody_runs(bench)
     while bench.requests:
-        everybody_moves(bench)
+        everybody_runs(bench)
     assert bench.scheduler.preemptions == 0
     assert bench.blocks.free_blocks == num_blocks
