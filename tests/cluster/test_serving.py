@@ -40,7 +40,7 @@ def live_blocks(cluster: Cluster) -> int:
 def test_a_real_answer(url: str) -> None:
     answer = client(url).chat.completions.create(
         model=NAME,
-        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        messages=[{"role": "user", "content": "Name the capital of France."}],
         max_tokens=32,
         temperature=0,
     )

@@ -99,7 +99,7 @@ def test_min_p_of_one_is_greedy_whatever_the_temperature(server: Server) -> None
 
 @pytest.mark.slow
 def test_min_tokens_puts_the_end_off(server: Server) -> None:
-    chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Name the capital of France."}]}
     short = server.client.chat.completions.create(**chat, temperature=0, max_tokens=30)
     assert short.usage.completion_tokens < 15
     longer = server.client.chat.completions.create(**chat, temperature=0, max_tokens=30, extra_body={"min_tokens": 20})
@@ -117,7 +117,7 @@ def test_a_stop_string_may_be_kept(server: Server) -> None:
 
 @pytest.mark.slow
 def test_special_tokens_may_be_shown(server: Server) -> None:
-    chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Name the capital of France."}]}
     shown = server.client.chat.completions.create(
         **chat, temperature=0, max_tokens=20, extra_body={"skip_special_tokens": False}
     )

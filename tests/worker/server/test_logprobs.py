@@ -12,7 +12,7 @@ EMOJI = "Repeat: 👍🎉你好 👍🎉你好 👍🎉你好 👍🎉你好 "
 
 
 def chat(server: Server, **options):
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    messages = [{"role": "user", "content": "Name the capital of France."}]
     fields = {
         "model": MODEL_NAME,
         "messages": messages,

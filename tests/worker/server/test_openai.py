@@ -9,7 +9,7 @@ import pytest
 from tests.worker.server.conftest import CONTEXT
 from tests.worker.server.harness import MODEL_NAME, Server, eventually
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 
 
 def chat(server: Server, **options):
