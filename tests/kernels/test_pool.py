@@ -73,3 +73,19 @@ def test_a_slot_is_as_wide_as_its_widest_layer() -> None:
     assert wide.key[2].eq(2).all()
     assert narrow.key[1].eq(1).all()
     assert pool.storage.count_nonzero() == 2 * 3 * 16 * (32 + 12)
+
+
+@pytest.mark.parametrize("pairs", [[(1, 4), (5, 0)], [(1, 4), (4, 2)]], ids=["apart", "one was copied to"])
+def test_copies_blocks_and_nothing_else(pairs: list[tuple[int, int]]) -> None:
+    """In all slots, as wide as the widest layer; all that is copied is what was there before any of it."""
+    tables = (TableLayout((0, 2), None), TableLayout((1, 3), 32))
+    layout = KvLayout(16, 2 * 3 * 16 * (32 + 12), tables, 64)
+    pool = allocate(layout, [PLAIN, FOUR, FOUR, FOUR], num_blocks=6, head_dim=16)
+    pool.storage.random_(0, 256)
+    before = [side.clone() for layer in pool.layers for side in (layer.key, layer.value)]
+    pool.copy_blocks(pairs)
+    for side, was in zip((side for layer in pool.layers for side in (layer.key, layer.value)), before, strict=True):
+        expected = was.clone()
+        for source, target in pairs:
+            expected[target] = was[source]
+        assert torch.equal(side, expected)

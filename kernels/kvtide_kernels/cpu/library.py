@@ -87,12 +87,6 @@ class Library:
         """Call a function that ends in how many threads, and the parallel region to have them from."""
         getattr(self._functions, function)(*arguments, threads, self._parallel)
 
-    def copy(self, side: Side, block_size: int, kv_heads: int, pairs: int, count: int) -> None:
-        """Copy blocks; pairs is the address of int64 [count][2], from and to."""
-        self._functions.kvtide_copy(
-            ctypes.byref(side), block_size, kv_heads, ctypes.c_void_p(pairs), ctypes.c_int64(count)
-        )
-
     def reencode(self, old: Side, new: Side, block_size: int, kv_heads: int, num_blocks: int) -> None:
         """Re-encode the first blocks of an arena in place."""
         self._functions.kvtide_reencode(

@@ -1,8 +1,6 @@
-"""Blocks that move: copies for a sequence that writes to what others share, and a whole arena to a smaller format."""
+"""A whole arena that becomes a smaller format where it lies. (Blocks are copied by `KVPool.copy_blocks`.)"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 
@@ -12,16 +10,6 @@ from kvtide_sizing.formats import BF16, INT4, INT8, VectorFormat
 
 # What an arena can become where it lies: the next format is smaller.
 _SMALLER = {BF16: (INT8, INT4), INT8: (INT4,)}
-
-
-def copy_blocks(
-    arena: torch.Tensor, stored: VectorFormat, pairs: Sequence[tuple[int, int]], *, head_dim: int, block_size: int
-) -> None:
-    """Copy blocks of an arena uint8 [num_blocks, kv_heads, bytes], from the first of a pair to the second, in order."""
-    check_served(stored, head_dim, block_size)
-    array = torch.tensor(pairs, dtype=torch.int64)
-    side = side_of(arena, stored, head_dim)
-    library().copy(side, block_size, arena.shape[1], array.data_ptr(), len(pairs))
 
 
 def reencode_in_place(

@@ -1,4 +1,4 @@
-"""Copies of blocks, and arenas that change their format where they lie."""
+"""Arenas that change their format where they lie."""
 
 from __future__ import annotations
 
@@ -7,16 +7,8 @@ import torch
 
 from kvtide_kernels.block_view import BlockView
 from kvtide_kernels.codec import decode, encode
-from kvtide_kernels.cpu.moves import copy_blocks, reencode_in_place
+from kvtide_kernels.cpu.moves import reencode_in_place
 from kvtide_sizing.formats import BF16, INT4, INT8, VectorFormat
-
-
-def test_copies_blocks_and_nothing_else() -> None:
-    arena = torch.randint(0, 256, (6, 3, 16 * INT4.vector_bytes(64)), dtype=torch.uint8)
-    expected = arena.clone()
-    expected[4], expected[0] = arena[1], arena[5]
-    copy_blocks(arena, INT4, [(1, 4), (5, 0)], head_dim=64, block_size=16)
-    assert torch.equal(arena, expected)
 
 
 @pytest.mark.parametrize(("old", "new"), [(BF16, INT8), (BF16, INT4), (INT8, INT4)], ids=lambda one: one.name)

@@ -34,10 +34,6 @@ void kvtide_run(const Step* step, int threads, Parallel parallel) {
     in_parallel(int(std::min<int64_t>(threads, pieces)), parallel, [&](int, int) { take(work); });
 }
 
-void kvtide_copy(const Side* side, int block_size, int kv_heads, const int64_t* pairs, int64_t count) {
-    copy_blocks(*side, block_size, kv_heads, pairs, count);
-}
-
 void kvtide_reencode(const Side* from, const Side* to, int block_size, int kv_heads, int64_t num_blocks) {
     reencode_blocks(*from, *to, block_size, kv_heads, num_blocks);
 }
