@@ -51,8 +51,11 @@ class ByteFallback:
     def _bytes(self, token_id: int) -> bytes:
         known = self._bytes_of.get(token_id)
         if known is None:
-            token = self._backend.id_to_token(token_id) or ""
-            byte = _BYTE.fullmatch(token)
-            known = bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()
-            self._bytes_of[token_id] = known
+            known = self._bytes_of[token_id] = sentencepiece_bytes(self._backend.id_to_token(token_id) or "")
         return known
+
+
+def sentencepiece_bytes(token: str) -> bytes:
+    """What a token of SentencePiece's stands for: the byte that it names, or its text with spaces for their marks."""
+    byte = _BYTE.fullmatch(token)
+    return bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()

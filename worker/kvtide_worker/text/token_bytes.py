@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import tokenizers
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+from kvtide_worker.text.byte_fallback import sentencepiece_bytes
 
 
 def token_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
@@ -16,7 +15,7 @@ def token_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
     A token may be a part of a UTF-8 character. Bytes of several tokens one after another are their text.
     """
     added = {token_id: token.content.encode() for token_id, token in backend.get_added_tokens_decoder().items()}
-    plain = _byte_level if _is_byte_level(backend.decoder) else _sentencepiece
+    plain = _byte_level if _is_byte_level(backend.decoder) else sentencepiece_bytes
     return [
         added[token_id] if token_id in added else plain(backend.id_to_token(token_id) or "")
         for token_id in range(backend.get_vocab_size(with_added_tokens=True))
@@ -41,11 +40,6 @@ def _byte_level(token: str) -> bytes:
         return bytes(map(_BYTE_OF.__getitem__, token))
     except KeyError:
         return token.encode()
-
-
-def _sentencepiece(token: str) -> bytes:
-    byte = _BYTE.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
 
 
 def _byte_characters(printable: Sequence[int]) -> dict[str, int]:
