@@ -119,7 +119,7 @@ class _Side:
         past = span.past_tokens - oldest
         view.write(blocks[past:], slots[past:], encode(self.stored, self.new))
         read = decode(self.stored, view.read(blocks, slots), dim).double()
-        if layout.recent and self.layer.format.keeps_recent:
+        if layout.recent_of(self.layer.format):
             new = range(span.past_tokens, span.total_tokens)
             if span.new_tokens == 1:
                 self._write_recent(new)

@@ -121,7 +121,7 @@ class CpuAttention:
             query_heads // pool.kv_heads,
             pool.layout.block_size,
             pool.layout.tables[stored.table].window or 0,
-            pool.layout.recent if stored.format.keeps_recent else 0,
+            pool.layout.recent_of(stored.format),
             self._scale,
             self._soft_cap,
             sinks.data_ptr() if sinks is not None else None,

@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 
 from kvtide_kernels.cpu.library import Library
-from kvtide_kernels.cpu.linear import Linear, PackedMatrix
+from kvtide_kernels.cpu.linear import Linear, Norm, PackedMatrix
 
+# What an MLP's gates go through; GELU by tanh.
 Gate = Literal["silu", "gelu_tanh"]
 _GATES: dict[Gate, int] = {"silu": 0, "gelu_tanh": 1}
 
@@ -18,24 +19,13 @@ _GATES: dict[Gate, int] = {"silu": 0, "gelu_tanh": 1}
 INSTRUCTION_SET = "avx512"
 
 
-class _Norm(ctypes.Structure):
-    """`Norm` of src/rows.h."""
-
-    _fields_ = (
-        ("scale", ctypes.c_void_p),
-        ("size", ctypes.c_int32),
-        ("once", ctypes.c_int32),
-        ("epsilon", ctypes.c_float),
-    )
-
-
 class _Layer(ctypes.Structure):
     """`DecoderLayer` of src/layers.cpp."""
 
     _fields_ = (
         *((name, Linear) for name in ("qkv", "attention_out", "gate_up", "down")),
-        *((name, _Norm) for name in ("attention_norm", "mlp_norm")),
-        *((name, _Norm) for name in ("heads_norm", "attention_out_norm", "mlp_out_norm")),
+        *((name, Norm) for name in ("attention_norm", "mlp_norm")),
+        *((name, Norm) for name in ("heads_norm", "attention_out_norm", "mlp_out_norm")),
         ("next", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in ("query_heads", "kv_heads", "head_dim", "gate")),
     )
@@ -127,24 +117,12 @@ class CpuLayers:
         """bfloat16 [rows, head's outputs] of the residual's rows, normalised."""
         assert self._head is not None
         norm, head = self._head
-        hidden = hidden.contiguous()
-        normed, out = torch.empty_like(hidden), hidden.new_empty(len(hidden), head.outputs)
-        self.kernels.in_threads(
-            "kvtide_linear",
-            ctypes.byref(head.structure),
-            ctypes.byref(self._norm(norm)),
-            ctypes.c_void_p(hidden.data_ptr()),
-            ctypes.c_int64(len(hidden)),
-            ctypes.c_void_p(normed.data_ptr()),
-            ctypes.c_void_p(out.data_ptr()),
-            threads=torch.get_num_threads(),
-        )
-        return out
+        return head.multiply(hidden.contiguous(), self.kernels, self._norm(norm))
 
-    def _norm(self, scale: torch.Tensor | None) -> _Norm:
+    def _norm(self, scale: torch.Tensor | None) -> Norm:
         if scale is None:
-            return _Norm(None, 0, 0, 0.0)
-        return _Norm(scale.data_ptr(), scale.shape[-1], scale.dtype is torch.float32, self._epsilon)
+            return Norm(None, 0, 0, 0.0)
+        return Norm(scale.data_ptr(), scale.shape[-1], scale.dtype is torch.float32, self._epsilon)
 
 
 class CpuLayersStep:

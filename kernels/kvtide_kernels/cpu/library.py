@@ -81,7 +81,7 @@ class Library:
 
     def run(self, step: Step, threads: int) -> None:
         """Run a step's units on so many threads."""
-        self._functions.kvtide_run(ctypes.byref(step), ctypes.c_int(threads), self._parallel)
+        self.in_threads("kvtide_run", ctypes.byref(step), threads=threads)
 
     def in_threads(self, function: str, *arguments: object, threads: int) -> None:
         """Call a function that ends in how many threads, and the parallel region to have them from."""

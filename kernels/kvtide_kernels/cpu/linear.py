@@ -29,6 +29,17 @@ class Linear(ctypes.Structure):
     )
 
 
+class Norm(ctypes.Structure):
+    """How rows are normalised: `Norm` of src/rows.h."""
+
+    _fields_ = (
+        ("scale", ctypes.c_void_p),
+        ("size", ctypes.c_int32),
+        ("once", ctypes.c_int32),
+        ("epsilon", ctypes.c_float),
+    )
+
+
 class PackedMatrix:
     """A matrix [outputs, inputs] in BF16 or, with a scale for each output, in INT8; and what is added to its outputs.
 
@@ -93,16 +104,20 @@ class PackedMatrix:
         sizes = (levels & _LARGEST).float().where(levels <= _LARGEST, -(levels & _LARGEST).float())
         return (sizes * self._scales[indices][:, None]).bfloat16()
 
-    def multiply(self, rows: torch.Tensor, kernels: Library) -> torch.Tensor:
-        """rows bfloat16 [rows, inputs], contiguous, times the matrix, plus the bias: bfloat16 [rows, outputs]."""
+    def multiply(self, rows: torch.Tensor, kernels: Library, norm: Norm | None = None) -> torch.Tensor:
+        """rows bfloat16 [rows, inputs], contiguous, times the matrix, plus the bias: bfloat16 [rows, outputs].
+
+        norm: what the rows go through before
+        """
+        normed = None if norm is None else torch.empty_like(rows)
         out = rows.new_empty(len(rows), self.outputs)
         kernels.in_threads(
             "kvtide_linear",
             ctypes.byref(self.structure),
-            None,
+            None if norm is None else ctypes.byref(norm),
             ctypes.c_void_p(rows.data_ptr()),
             ctypes.c_int64(len(rows)),
-            None,
+            ctypes.c_void_p(_address(normed)),
             ctypes.c_void_p(out.data_ptr()),
             threads=torch.get_num_threads(),
         )

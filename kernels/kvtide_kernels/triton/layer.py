@@ -62,7 +62,7 @@ class KernelLayer:
         stored, block_size = pool.layers[layer], pool.layout.block_size
         key = Arena(stored.format.key, pool.head_dim, block_size, stored.key)
         value = Arena(stored.format.value, pool.head_dim, block_size, stored.value)
-        recent = pool.layout.recent if stored.format.keeps_recent else 0
+        recent = pool.layout.recent_of(stored.format)
         sides = {
             "KV_HEADS": pool.kv_heads,
             "DIM": pool.head_dim,

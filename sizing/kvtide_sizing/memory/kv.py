@@ -65,6 +65,10 @@ class KvLayout:
         """Blocks that recent tokens take in each table of a sequence."""
         return -(-self.recent // self.recent_per_block) if self.recent else 0
 
+    def recent_of(self, stored: LayerFormat) -> int:
+        """Recent tokens that a layer of this format keeps: all of them, or none."""
+        return self.recent if stored.keeps_recent else 0
+
     @property
     def windowed_tables(self) -> int:
         """Tables that give blocks back."""

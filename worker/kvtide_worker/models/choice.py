@@ -8,13 +8,13 @@ from typing import Protocol
 
 import torch
 
-from kvtide_kernels.cpu.layers import INSTRUCTION_SET, CpuLayer, CpuLayers
+from kvtide_kernels.cpu.layers import INSTRUCTION_SET, CpuLayer, CpuLayers, Gate
 from kvtide_kernels.cpu.library import Library, library
 from kvtide_kernels.cpu.linear import PackedMatrix
 from kvtide_sizing.errors import UnsupportedPrecision
 from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_worker.models.config import ModelConfig
-from kvtide_worker.models.layers import DecoderLayer, Gate, TorchLayers
+from kvtide_worker.models.layers import DecoderLayer, TorchLayers
 from kvtide_worker.models.rope import Rotation
 
 _Pack = Callable[[torch.Tensor, torch.Tensor | None], PackedMatrix]

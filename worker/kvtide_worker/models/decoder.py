@@ -8,11 +8,12 @@ import torch
 from torch.nn.functional import embedding
 
 from kvtide_kernels.attention import AttentionStep
+from kvtide_kernels.cpu.layers import Gate
 from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_worker.models.checkpoint import Checkpoint
 from kvtide_worker.models.choice import layers_for
 from kvtide_worker.models.config import ModelConfig
-from kvtide_worker.models.layers import DecoderLayer, Gate
+from kvtide_worker.models.layers import DecoderLayer
 from kvtide_worker.models.rope import RotaryEmbedding
 from kvtide_worker.models.weights import WeightLoader
 

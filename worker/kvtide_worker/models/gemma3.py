@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import torch
 
+from kvtide_kernels.cpu.layers import Gate
 from kvtide_worker.models.decoder import Decoder
-from kvtide_worker.models.layers import DecoderLayer, Gate
+from kvtide_worker.models.layers import DecoderLayer
 from kvtide_worker.models.weights import WeightLoader
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch.nn.functional import embedding, gelu, linear, silu
 
+from kvtide_kernels.cpu.layers import Gate
 from kvtide_worker.models.config import ModelConfig
 from kvtide_worker.models.rope import Rotation, rotate
 from kvtide_worker.models.weights import loaded_bytes
-
-# What an MLP's gates go through; GELU by tanh.
-Gate = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
