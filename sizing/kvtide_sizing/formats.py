@@ -191,6 +191,11 @@ def layer_bytes_per_token(shape: ModelShape, precision: Precision) -> tuple[int,
     return tuple(stored.bytes_per_token(layer) for stored, layer in zip(formats, shape.layers, strict=True))
 
 
+def stored_bytes_per_token(shape: ModelShape, formats: Sequence[LayerFormat]) -> int:
+    """What one token of context costs, in bytes, over all layers stored so."""
+    return sum(stored.bytes_per_token(layer) for stored, layer in zip(formats, shape.layers, strict=True))
+
+
 def bytes_per_token(shape: ModelShape, precision: Precision) -> int:
-    """What one token of context costs, in bytes, over all layers."""
-    return sum(layer_bytes_per_token(shape, precision))
+    """As `stored_bytes_per_token`, in a precision."""
+    return stored_bytes_per_token(shape, layer_formats(shape, precision))

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from devcluster.model import smollm2_gguf
+from kvtide_sizing.memory.key_bases import CALIBRATION_TOKENS
 from kvtide_sizing.models.inspect import inspect_model
 from kvtide_sizing.shape import ModelShape
-from kvtide_worker.engine.calibration import CALIBRATION_TOKENS, calibration_text
+from kvtide_worker.engine.calibration import calibration_tokens
 from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.model import Model, load_model
 from kvtide_worker.text.tokenizer import Tokenizer
@@ -61,7 +62,7 @@ def subject() -> Subject:
     model = load_model(open_checkpoint(path), dtype=torch.bfloat16, device=CPU)
     prompt = tokenizer.encode(PROMPT, add_special_tokens=True)
     [answer] = generate(load(path, dtype="auto", num_blocks=16, batch_limit=1), [prompt], NEW_TOKENS)
-    calibration = tokenizer.encode(calibration_text(), add_special_tokens=True)[:CALIBRATION_TOKENS]
+    calibration = calibration_tokens(tokenizer)
     assert len(calibration) == CALIBRATION_TOKENS
     bf16 = Forced(model, shape, "BF16", calibration)
     subject = Subject(model, shape, calibration, prompt, answer, torch.empty(0))

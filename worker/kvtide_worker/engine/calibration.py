@@ -5,8 +5,12 @@ from __future__ import annotations
 from importlib.resources import files
 
 from kvtide_sizing.memory.key_bases import CALIBRATION_TOKENS
+from kvtide_worker.text.tokenizer import Tokenizer
 
-__all__ = ["CALIBRATION_TOKENS", "calibration_text"]
+
+def calibration_tokens(tokenizer: Tokenizer) -> list[int]:
+    """The text's first CALIBRATION_TOKENS tokens, what the model wants before a text included."""
+    return tokenizer.encode(calibration_text(), add_special_tokens=True)[:CALIBRATION_TOKENS]
 
 
 def calibration_text() -> str:

@@ -17,6 +17,7 @@ from kvtide_sizing.formats import (
     VectorFormat,
     layer_formats,
     precision_named,
+    stored_bytes_per_token,
 )
 from kvtide_sizing.memory.budget import STEP_TOKEN_BUDGET
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
@@ -48,9 +49,7 @@ def served_kv(path: Path, plan: Plan, model: ModelConfig, *, exact: bool = False
     shape = inspect_model(path)
     formats = _formats(plan.kv, shape)
     layout = kv_layout(shape, formats, plan.kv.block_size_tokens, STEP_TOKEN_BUDGET)
-    _check_blocks(
-        plan, layout, sum(each.bytes_per_token(layer) for each, layer in zip(formats, shape.layers, strict=True))
-    )
+    _check_blocks(plan, layout, stored_bytes_per_token(shape, formats))
     _check_windows(path, layout, model)
     if exact:
         if set(formats) != {LayerFormat(BF16, BF16)}:

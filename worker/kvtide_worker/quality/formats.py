@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtide_sizing.errors import UnsupportedPrecision
-from kvtide_sizing.formats import LayerFormat, Precision, choose_formats, layer_formats, precision_named
+from kvtide_sizing.formats import (
+    LayerFormat,
+    Precision,
+    choose_formats,
+    layer_formats,
+    precision_named,
+    stored_bytes_per_token,
+)
 from kvtide_sizing.plan.candidates import LOSS_BOUND_PERCENT
 from kvtide_sizing.shape import ModelShape
 
@@ -33,7 +40,7 @@ class MeasuredFormat:
 
     def bytes_per_token(self, shape: ModelShape) -> int:
         """What the layers keep of one token."""
-        return sum(stored.bytes_per_token(layer) for stored, layer in zip(self.layers, shape.layers, strict=True))
+        return stored_bytes_per_token(shape, self.layers)
 
 
 def precisions(names: Sequence[str]) -> list[Precision]:

@@ -12,7 +12,7 @@ from kvtide_sizing.errors import UnsupportedModel
 from kvtide_sizing.formats import LayerFormat, Precision, layer_formats
 from kvtide_sizing.models.inspect import inspect_model
 from kvtide_sizing.shape import ModelShape
-from kvtide_worker.engine.calibration import CALIBRATION_TOKENS, calibration_text
+from kvtide_worker.engine.calibration import calibration_tokens
 from kvtide_worker.engine.key_bases import fit_key_bases
 from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.model import Model, load_model
@@ -46,8 +46,8 @@ class MeasuredModel:
         tokenizer = Tokenizer.load(path)
         model = load_model(open_checkpoint(path), dtype=dtype, device=device)
         # Of every layer: whichever formats are measured, those that have no basis leave theirs out.
-        calibration = tokenizer.encode(calibration_text(), add_special_tokens=True)[:CALIBRATION_TOKENS]
-        bases = fit_key_bases(model, layer_formats(shape, Precision.INT8), calibration, device)
+        int8 = layer_formats(shape, Precision.INT8)
+        bases = fit_key_bases(model, int8, calibration_tokens(tokenizer), device)
         return cls(model_name(uri), shape, model, tokenizer, bases, device)
 
     @property

@@ -28,8 +28,7 @@ def router(service: Service) -> APIRouter:
         text = service.render(body.messages, tools=body.offered, variables=body.chat_template_kwargs)
         prompt = await service.encode(text, add_special_tokens=False)
         grammar = await chat_grammar(service, body, form)
-        scored = body.logprobs or body.prompt_logprobs is not None
-        spelling = await service.spelling() if scored else []
+        spelling = await service.spelling() if body.scores_tokens else []
         answers = begin(service, body, [prompt], "messages", grammar=grammar, shown=_shown(service, form))
         chat = ChatAnswer(service.model.name, answers, body, form, spelling)
         pieces = merge(service, body, answers)

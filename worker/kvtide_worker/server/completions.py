@@ -33,8 +33,7 @@ def router(service: Service) -> APIRouter:
             for prompt in body.prompts
         ]
         grammar = await answer_grammar(service, body)
-        scored = body.logprobs is not None or body.prompt_logprobs is not None
-        spelling = await service.spelling() if scored else []
+        spelling = await service.spelling() if body.scores_tokens else []
         answers = begin(service, body, prompts, "prompt", grammar=grammar)
         completion = _Completion(service.model.name, answers, body, service.model.tokenizer, spelling)
         pieces = merge(service, body, answers)

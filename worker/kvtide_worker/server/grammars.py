@@ -18,8 +18,7 @@ from kvtide_worker.text.tool_format import ToolFormat
 
 async def answer_grammar(service: Service, body: GenerationRequest) -> str | None:
     """Of the answer's format, checked; None for free text. Raises ApiError 400 where it is no grammar."""
-    guided = body.guided
-    schema = body.response_format.schema_to_match if body.response_format is not None else None
+    guided, schema = body.guided, body.schema_to_match
     if guided is None and schema is None:
         return None
     param = "response_format"
@@ -36,7 +35,7 @@ async def chat_grammar(service: Service, body: ChatRequest, form: ToolFormat | N
     """As `answer_grammar`; where a tool must be called, of the calls, and where tools may be called and the answer has
     a schema, of either. form: how the model calls tools, where it has some.
     """
-    schema = body.response_format.schema_to_match if body.response_format is not None else None
+    schema = body.schema_to_match
     if form is None or (not body.forced and schema is None):
         return await answer_grammar(service, body)
     tools = body.forced or body.offered

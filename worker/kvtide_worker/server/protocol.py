@@ -126,6 +126,16 @@ class GenerationRequest(Body):
         return None
 
     @property
+    def scores_tokens(self) -> bool:
+        """Whether log probabilities are told, of the answer's tokens or the prompt's."""
+        return self.top_logprobs_wanted is not None or self.prompt_logprobs is not None
+
+    @property
+    def schema_to_match(self) -> dict[str, Any] | None:
+        """The schema of the answer in OpenAI's words; None where it has none."""
+        return None if self.response_format is None else self.response_format.schema_to_match
+
+    @property
     def guided(self) -> StructuredOutputs | None:
         """What the answer must match in vLLM's words, old or new."""
         older = {

@@ -10,7 +10,7 @@ import time
 
 from kvtide_sizing.errors import DoesNotFit, SizingError
 from kvtide_sizing.models.model_uri import ModelUri, Scheme
-from kvtide_worker.engine.calibration import CALIBRATION_TOKENS, calibration_text
+from kvtide_worker.engine.calibration import calibration_tokens
 from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.heap import give_back_heap
 from kvtide_worker.models.source import fetch
@@ -154,7 +154,7 @@ class _Worker:
         engine = self._engine = EngineClient(config, self._stage)
         engine.start()
         tokenizer = await in_thread(Tokenizer.load, path)
-        engine.calibrate(tokenizer.encode(calibration_text(), add_special_tokens=True)[:CALIBRATION_TOKENS])
+        engine.calibrate(calibration_tokens(tokenizer))
         give_back_heap()
         template = tokenizer.chat_template
         if settings.chat_template is not None:
