@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kvtide_kernels.attention import SequenceSpan
+from kvtide_kernels.attention import HeldTable, SequenceSpan
 from kvtide_kernels.cpu.attention import CpuAttention
 from kvtide_kernels.cpu.library import library
 from kvtide_kernels.key_basis import KeyBasis
@@ -49,15 +49,6 @@ GOALS = {
     "GQA-8 to MHA": 4.0,
     "MQA to MHA": 6.0,
 }
-
-
-@dataclass
-class Held:
-    """The one sequence's block table."""
-
-    blocks: list[int]
-    first: int = 0
-    recent: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -112,7 +103,7 @@ class Case:
         layout = replace(layout, tables=(TableLayout(tuple(range(layers)), None),))
         self._pool = KVPool(layout, HEAD_DIM, self._memory, tuple(sliced))
         order = torch.randperm(held).tolist()
-        table = Held(order[:blocks], recent=order[blocks:])
+        table = HeldTable(order[:blocks], recent=order[blocks:])
         # One basis for all layers: what is read of the pool is to be compared with a plain read.
         matrix = torch.eye(HEAD_DIM).repeat(kv_heads, 1, 1)
         basis = KeyBasis(matrix, matrix, torch.zeros(kv_heads, HEAD_DIM))
@@ -178,7 +169,7 @@ def torch_backend_us(shape: str, tokens: int, rounds: int) -> float:
         head_dim=HEAD_DIM,
         device=torch.device("cpu"),
     )
-    step = TorchAttention(pool, scale=HEAD_DIM**-0.5).plan([SequenceSpan([Held([*range(blocks)])], tokens - 1, 1)])
+    step = TorchAttention(pool, scale=HEAD_DIM**-0.5).plan([SequenceSpan([HeldTable([*range(blocks)])], tokens - 1, 1)])
     query = torch.randn(1, query_heads, HEAD_DIM).bfloat16()
     own = torch.randn(1, kv_heads, HEAD_DIM).bfloat16()
     return best_tenth([timed(partial(step.run, turn % layers, query, own, own)) for turn in range(rounds * layers)])

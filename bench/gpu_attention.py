@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "kernels"), str(ROOT / "sizing")]
 
 import torch  # noqa: E402
 
-from kvtide_kernels.attention import SequenceSpan  # noqa: E402
+from kvtide_kernels.attention import HeldTable, SequenceSpan  # noqa: E402
 from kvtide_kernels.pool import KVPool  # noqa: E402
 from kvtide_kernels.triton.attention import TritonAttention  # noqa: E402
 from kvtide_sizing.devices.catalog import GPUS, name_of_product  # noqa: E402
@@ -93,15 +93,6 @@ class Row:
     speedup: float | None = None
 
 
-@dataclass
-class Held:
-    """A sequence's block table."""
-
-    blocks: list[int]
-    recent: list[int]
-    first: int = 0
-
-
 class Pool:
     """Layers of packed K and V, in blocks that lie in no order."""
 
@@ -128,7 +119,7 @@ class Pool:
         pool.storage.fill_(0x3C)
         order, own = torch.randperm(sequences * needed).tolist(), self.layout.recent_blocks
         rows = [order[i * needed : (i + 1) * needed] for i in range(sequences)]
-        self.held = [Held(row[own:], row[:own]) for row in rows]
+        self.held = [HeldTable(row[own:], row[:own]) for row in rows]
         self.attention = TritonAttention(pool, query_heads=shape.query_heads, scale=shape.head_dim**-0.5)
 
     def tokens(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

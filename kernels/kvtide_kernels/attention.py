@@ -12,6 +12,22 @@ import torch
 from kvtide_sizing.memory.kv import KvLayout, TableLayout
 
 
+@dataclass(frozen=True)
+class HeldTable:
+    """A `BlockTable` that stays as it is, for whoever lays sequences out without a block manager."""
+
+    blocks: Sequence[int]
+    recent: Sequence[int] = ()
+    first: int = 0
+
+
+def seen_in_text(tokens: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Which tokens [tokens, tokens] each of a sequence's first tokens attends to: bool, true where it does."""
+    position = torch.arange(tokens, device=device)
+    behind = position[:, None] - position
+    return (behind >= 0) & (behind < (tokens if window is None else window))
+
+
 class BlockTable(Protocol):
     """One sequence's blocks for the layers of one table, without those that it gave back behind its window."""
 

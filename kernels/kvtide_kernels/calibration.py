@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvtide_kernels.attention import seen_in_text
 from kvtide_kernels.key_basis import KeyBasis, fit_key_basis
 from kvtide_sizing.formats import LayerFormat
 
@@ -32,9 +33,7 @@ class Calibration:
         window = self._windows[layer]
         if self._formats[layer].has_key_basis:
             self.bases[layer] = fit_key_basis(query, key, scale=self._scale, window=window, centred=self._centred)
-        position = torch.arange(len(query), device=query.device)
-        behind = position[:, None] - position
-        seen = (behind >= 0) & (behind < (len(query) if window is None else window))
+        seen = seen_in_text(len(query), window, query.device)
         q, k, v = (side.transpose(0, 1)[None] for side in (query, key, value))
         out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self._scale, enable_gqa=True)
         return out[0].transpose(0, 1)

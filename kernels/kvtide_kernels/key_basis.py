@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kvtide_kernels.attention import seen_in_text
+
 # Of the mean variance, added to each direction: what no calibration text has shown is not taken to be nothing.
 _UNSEEN = 1e-3
 
@@ -54,8 +56,7 @@ def fit_key_basis(
     centred: False where the softmax does see a constant, as with soft-capping and sinks.
     """
     tokens, kv_heads, dim = key.shape
-    behind = torch.arange(tokens)[:, None] - torch.arange(tokens)
-    hidden = ((behind < 0) | (behind >= (tokens if window is None else window))).to(key.device)
+    hidden = ~seen_in_text(tokens, window, key.device)
     heads = [
         _fit_head(heads_query.float(), head_key.float(), scale, hidden, centred)
         for heads_query, head_key in zip(query.view(tokens, kv_heads, -1, dim).unbind(1), key.unbind(1), strict=True)

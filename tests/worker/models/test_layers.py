@@ -22,14 +22,17 @@ from kvtide_worker.models.rope import rotate
 from tests.worker.models.dense import CPU, dense_logits, load
 from tests.worker.models.tiny import save_tiny
 
-pytestmark = pytest.mark.skipif(
-    library().instruction_set != INSTRUCTION_SET, reason=f"this processor has no {INSTRUCTION_SET}"
-)
-
 ROWS, EPSILON = 5, 1e-5
 # No multiples of sixteen: half a head is ten elements, the MLP twenty-four.
 QUERY_HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 2, 1, 20, 24
 HIDDEN = (QUERY_HEADS + 2 * KV_HEADS) * HEAD_DIM
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kernels() -> None:
+    """Asked when the tests run: kernels that are not there yet take a minute to compile."""
+    if library().instruction_set != INSTRUCTION_SET:
+        pytest.skip(f"this processor has no {INSTRUCTION_SET}")
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import torch
 
-from kvtide_kernels.pool import KVPool
 from kvtide_kernels.reference import ReferenceAttention
 from kvtide_sizing.formats import FLOAT32, INT4, LayerFormat, Precision
 from kvtide_sizing.memory.kv import kv_layout
 from kvtide_worker.quality.attention import Recording
-from kvtide_worker.quality.reader import Reader, held_tables
+from kvtide_worker.quality.reader import Reader, held_pool, held_tables
 from tests.worker.quality.tiny_measured import load_model, random_tokens, save_model
 
 
@@ -20,17 +19,8 @@ def test_chunks_and_decodes_give_transformers_logits(tmp_path: Path) -> None:
     measured = load_model(tmp_path)
     config, lengths = measured.model.config, [150, 90]
     formats = [LayerFormat(FLOAT32, FLOAT32)] * config.num_layers
-    layout = kv_layout(measured.shape, formats, 64, 512)
-    sequences, num_blocks = held_tables(layout, lengths)
-    pool = KVPool.allocate(
-        layout,
-        formats,
-        num_blocks=num_blocks,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        device=measured.device,
-    )
-    attention = ReferenceAttention(layout, pool.layers, scale=config.attention_scale)
+    pool, sequences = held_pool(measured, formats, lengths)
+    attention = ReferenceAttention(pool.layout, pool.layers, scale=config.attention_scale)
     reader = Reader(measured.model, attention, sequences, measured.device)
     texts = [random_tokens(length, seed) for seed, length in enumerate(lengths)]
     with torch.inference_mode():

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from kvtide_kernels.attention import SequenceSpan
-from kvtide_kernels.pool import KVPool
 from kvtide_kernels.reference import ReferenceAttention
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
-from kvtide_sizing.memory.kv import kv_layout
-from kvtide_worker.quality.reader import held_tables
+from kvtide_worker.quality.reader import held_pool
 from kvtide_worker.quality.simulated import SimulatedStep
 from tests.worker.models.tiny import save_tiny_gemma3
 from tests.worker.quality.tiny_measured import load_model, save_model
@@ -37,18 +35,9 @@ def test_each_token_sees_what_a_decode_sees(tmp_path: Path, formats: list[LayerF
     config = measured.model.config
     # Gemma has seven layers, of which all but the sixth see 24 tokens.
     formats = (formats * config.num_layers)[: config.num_layers]
-    layout = kv_layout(measured.shape, formats, 64, 512)
-    sequences, num_blocks = held_tables(layout, [TOKENS])
-    pool = KVPool.allocate(
-        layout,
-        formats,
-        num_blocks=num_blocks,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        device=measured.device,
-    )
+    pool, sequences = held_pool(measured, formats, [TOKENS])
     bases = {layer: measured.bases[layer] for layer, stored in enumerate(formats) if stored.has_key_basis}
-    attention = ReferenceAttention(layout, pool.layers, scale=config.attention_scale, bases=bases)
+    attention = ReferenceAttention(pool.layout, pool.layers, scale=config.attention_scale, bases=bases)
     generator = torch.Generator().manual_seed(3)
     query, key, value = (
         torch.randn(TOKENS, heads, config.head_dim, generator=generator)

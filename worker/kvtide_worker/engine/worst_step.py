@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvtide_kernels.attention import AttentionStep, PagedAttention, SequenceSpan
+from kvtide_kernels.attention import AttentionStep, HeldTable, PagedAttention, SequenceSpan
 from kvtide_kernels.pool import KVPool
 from kvtide_worker.engine.messages import SamplingParams
 from kvtide_worker.engine.peak import AllocationPeak
@@ -25,16 +25,6 @@ class _Share:
 
     past: int
     new: int
-
-
-@dataclass(frozen=True)
-class _Table:
-    """A block table that any number of sequences share: what they write and read does not matter here, but for being
-    what the table's layers write. Numbers of any other kind would not be sampled from."""
-
-    first: int
-    blocks: Sequence[int]
-    recent: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -116,14 +106,18 @@ class WorstStep:
             sampler.sample(logits, requests)
         return peak.peak_bytes
 
-    def _tables(self, share: _Share) -> list[_Table]:
-        """One after another in the pool, which holds what a sequence of the whole context takes in any step."""
+    def _tables(self, share: _Share) -> list[HeldTable]:
+        """One after another in the pool, which holds what a sequence of the whole context takes in any step.
+
+        Any number of sequences share them: what they write and read does not matter here, but for being what the
+        tables' layers write. Numbers of any other kind would not be sampled from.
+        """
         layout, tables, start = self._pool.layout, [], 0
         for table in layout.tables:
             first = table.first_needed(share.past) // layout.block_size
             end = -(-(share.past + share.new) // layout.block_size)
             recent = range(start, start + layout.recent_blocks)
-            tables.append(_Table(first, range(recent.stop, recent.stop + end - first), recent))
+            tables.append(HeldTable(range(recent.stop, recent.stop + end - first), recent, first))
             start = recent.stop + table.sequence_blocks(self._max_context_tokens, layout.block_size)
             if table.window is not None:
                 start += -(-(layout.step_tokens - 1) // layout.block_size)

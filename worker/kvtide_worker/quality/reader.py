@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from kvtide_kernels.attention import PagedAttention, SequenceSpan
+from kvtide_kernels.attention import HeldTable, PagedAttention, SequenceSpan
 from kvtide_kernels.backends import attention_over
 from kvtide_kernels.pool import KVPool
 from kvtide_sizing.formats import LayerFormat
@@ -18,15 +17,6 @@ from kvtide_worker.quality.measured_model import MeasuredModel
 
 # Of no consequence for what is stored; the size that the planner chooses most.
 BLOCK_SIZE = 64
-
-
-@dataclass(frozen=True)
-class HeldTable:
-    """A block table that holds all its blocks from the beginning to the end."""
-
-    blocks: Sequence[int]
-    recent: Sequence[int]
-    first: int = 0
 
 
 class Reader:
@@ -52,17 +42,7 @@ class Reader:
 
         Raises ValueError for what the attention does not serve.
         """
-        config = measured.model.config
-        layout = kv_layout(measured.shape, formats, BLOCK_SIZE, max(capacities))
-        sequences, num_blocks = held_tables(layout, capacities)
-        pool = KVPool.allocate(
-            layout,
-            formats,
-            num_blocks=num_blocks,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            device=measured.device,
-        )
+        config, (pool, sequences) = measured.model.config, held_pool(measured, formats, capacities)
         bases = {layer: basis for layer, basis in measured.bases.items() if formats[layer].has_key_basis}
         attention = attention_over(pool, query_heads=config.query_heads, scale=config.attention_scale, bases=bases)
         return cls(measured.model, InBfloat16(attention), sequences, measured.device)
@@ -100,6 +80,25 @@ class Reader:
         for index, span in zip(reading, spans, strict=True):
             self._lengths[index] = span.total_tokens
         return spans
+
+
+def held_pool(
+    measured: MeasuredModel, formats: Sequence[LayerFormat], capacities: Sequence[int]
+) -> tuple[KVPool, list[list[HeldTable]]]:
+    """A pool for sequences of up to so many tokens each, and their block tables. Raises ValueError as
+    `KVPool.allocate`."""
+    config = measured.model.config
+    layout = kv_layout(measured.shape, formats, BLOCK_SIZE, max(capacities))
+    sequences, num_blocks = held_tables(layout, capacities)
+    pool = KVPool.allocate(
+        layout,
+        formats,
+        num_blocks=num_blocks,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        device=measured.device,
+    )
+    return pool, sequences
 
 
 def held_tables(layout: KvLayout, capacities: Sequence[int]) -> tuple[list[list[HeldTable]], int]:

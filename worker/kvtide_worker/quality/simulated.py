@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvtide_kernels.attention import seen_in_text
 from kvtide_kernels.codec import decode, encode
 from kvtide_kernels.key_basis import KeyBasis
 from kvtide_sizing.formats import BF16, RECENT_TOKENS, LayerFormat, VectorFormat
@@ -36,7 +37,7 @@ class SimulatedStep:
             query, key = self.bases[layer].queries(query), self.bases[layer].keys(key)
         position = torch.arange(len(key), device=key.device)
         behind = position[:, None] - position
-        seen = (behind >= 0) & (behind < (len(key) if window is None else window))
+        seen = seen_in_text(len(key), window, key.device)
         recent = behind < (RECENT_TOKENS if stored.keeps_recent else 0)
         group = query.shape[1] // key.shape[1]
         # [heads, tokens, dim]
