@@ -77,6 +77,18 @@ def test_a_chunk_that_began_elsewhere_is_not_found() -> None:
     assert bench.found(list(range(100, 130))) == 24
 
 
+def test_a_hit_outlives_its_blocks_where_a_window_sees_none_of_them() -> None:
+    """A window of one token needs nothing of a prefix but to know it: its only block is taken for what follows."""
+    bench = Bench(1, num_blocks=1)
+    bench.run(list(range(4)))
+    sequence = bench.admit(list(range(6)))
+    assert sequence.num_tokens == 4
+    bench.compute(sequence, 2)
+    bench.blocks.release(sequence)
+    assert len(bench.prefix) == 0
+    assert bench.blocks.free_blocks == 1
+
+
 def test_salts_do_not_see_each_other() -> None:
     bench = Bench(None)
     bench.run(list(range(20)), "a")

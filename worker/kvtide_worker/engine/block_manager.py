@@ -132,7 +132,9 @@ class BlockManager:
             spans.append((first, end, shared))
         if needed + kept_blocks > self.available_blocks:
             return False
-        # Those that are found first, so that none of them is taken for something else.
+        # What is found comes first, so that none of it is taken for something else, nor forgotten: where a window sees
+        # nothing of a prefix, its nodes have no user but this sequence once their blocks are taken.
+        PrefixCache.join(nodes)
         for _, _, shared in spans:
             for block in shared:
                 self._share(block)
@@ -140,7 +142,6 @@ class BlockManager:
         for table, (_, end, _) in zip(sequence.tables, spans, strict=True):
             table.recent = self._take_recent()
             self._extend(table, end)
-        PrefixCache.join(nodes)
         sequence.sealed, sequence.num_tokens, sequence.recent_from = nodes, found * size, found * size
         return True
 
