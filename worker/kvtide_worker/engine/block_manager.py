@@ -111,6 +111,14 @@ class BlockManager:
         """
         return -(-self._live_tokens // len(self.layout.tables))
 
+    def drawn(self) -> str:
+        """One character a block, by id: `#` one sequence has it, `&` several share it, `c` cached, `.` free."""
+        cached = self._prefix.is_sealed if self._prefix is not None else lambda _: False
+        return "".join(
+            "#" if count == 1 else "&" if count else "c" if cached(block) else "."
+            for block, count in enumerate(self._references)
+        )
+
     def admit(self, sequence: SequenceBlocks, num_tokens: int, kept_blocks: int, *, reuse: bool = True) -> bool:
         """Give an empty sequence all that num_tokens of it hold at most, so that its prefill finds its blocks there.
 

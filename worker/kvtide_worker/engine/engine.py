@@ -22,9 +22,11 @@ from kvtide_worker.engine.messages import (
     ErrorKind,
     FinishReason,
     MeasuredMemory,
+    PoolMap,
     SetVocabulary,
     TokenOutput,
 )
+from kvtide_worker.engine.pool_map import pool_map
 from kvtide_worker.engine.prefix_cache import PrefixCache
 from kvtide_worker.engine.request import Request
 from kvtide_worker.engine.sampling import NoToken, Sampled, Sampler
@@ -189,6 +191,10 @@ class Engine:
             prefix_cache_queries=scheduler.prefix_queries,
             prefix_cache_hits=scheduler.prefix_hits,
         )
+
+    def pool_map(self) -> PoolMap:
+        """The pool block by block, as it stands between two steps."""
+        return pool_map(self._blocks, self._requests.values())
 
     def reset_counters(self) -> None:
         """Count from zero again: the warm-up is nobody's request."""

@@ -89,6 +89,10 @@ class SetLimits(msgspec.Struct, frozen=True, tag=True):
     batch_limit: int
 
 
+class DescribePool(msgspec.Struct, frozen=True, tag=True):
+    """Draw the pool between two steps: a `PoolMap` follows."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the engine process. Requests that still run are answered with `FinishReason.ABORT`."""
 
@@ -102,7 +106,7 @@ class CalibrationTokens(msgspec.Struct, frozen=True, tag=True):
     token_ids: list[int]
 
 
-Command = CalibrationTokens | AddRequest | SetVocabulary | AbortRequest | SetLimits | Shutdown
+Command = CalibrationTokens | AddRequest | SetVocabulary | AbortRequest | SetLimits | DescribePool | Shutdown
 
 
 class ErrorKind(enum.StrEnum):
@@ -233,4 +237,36 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     state: EngineState
 
 
-Event = Ready | LoadProgress | Failed | StepOutputs
+class SequenceMap(msgspec.Struct, frozen=True):
+    """One request and its blocks. A request that waits has none.
+
+    written_tokens:  whose keys and values are in its blocks
+    cached_tokens:   of its prompt, those that were found when it was first let in
+    first_blocks:    of each table, how many blocks it gave back because they left the window
+    blocks:          of each table, the ids, in the order of the tokens
+    recent_blocks:   of each table, the ids of those with its last tokens in BF16
+    """
+
+    request_id: str
+    running: bool
+    priority: int
+    preemptions: int
+    prompt_tokens: int
+    output_tokens: int
+    written_tokens: int
+    cached_tokens: int
+    first_blocks: list[int]
+    blocks: list[list[int]]
+    recent_blocks: list[list[int]]
+
+
+class PoolMap(msgspec.Struct, frozen=True, tag=True):
+    """The KV pool, block by block. drawn: as `BlockManager.drawn` draws it."""
+
+    block_size_tokens: int
+    block_tables: int
+    drawn: str
+    sequences: list[SequenceMap]
+
+
+Event = Ready | LoadProgress | Failed | StepOutputs | PoolMap

@@ -24,6 +24,7 @@ from kvtide_worker.engine.messages import (
     AddRequest,
     CalibrationTokens,
     Command,
+    DescribePool,
     Event,
     Failed,
     FinishReason,
@@ -136,7 +137,10 @@ def _serve(engine: Engine, pipes: _Pipes) -> None:
                     engine.abort(output.request_id)
                 pipes.send(StepOutputs(aborted, engine.state()))
                 return
-            _apply(command, engine)
+            if isinstance(command, DescribePool):
+                pipes.send(engine.pool_map())
+            else:
+                _apply(command, engine)
         outputs = engine.step()
         pipes.send(StepOutputs(outputs, engine.state()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Depends, FastAPI
 from starlette.types import ASGIApp
 
-from kvtide_worker.server import admin, catalog, chat, completions, errors, probes, tokenization
+from kvtide_worker.server import admin, catalog, chat, completions, debug, errors, probes, tokenization
 from kvtide_worker.server.answer_schemas import ERRORS
 from kvtide_worker.server.auth import BearerToken
 from kvtide_worker.server.service import Service
@@ -34,4 +34,5 @@ def admin_app(service: Service, token: BearerToken, device: str) -> ASGIApp:
     app = FastAPI(title="KVTide admin", openapi_url=None, dependencies=[Depends(token)])
     errors.install(app)
     app.include_router(admin.router(service, device))
+    app.include_router(debug.router(service))
     return app

@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ from kvtide_worker.engine.process import run_engine
 _STOP_GRACE_S = 5.0
 # A step takes less than this even with a full batch on a slow CPU.
 _LIMIT_PATIENCE_S = 2.0
+# Of a person; a step over long prompts on a slow, shared CPU was seen to take 20 s.
+_POOL_MAP_PATIENCE_S = 30.0
 
 
 class EngineFailure(RuntimeError):
@@ -88,6 +91,7 @@ class EngineClient:
         self._decoder = msgspec.msgpack.Decoder(messages.Event)
         self._ids = itertools.count(1)
         self._open: dict[str, Generation] = {}
+        self._pool_maps: deque[asyncio.Future[messages.PoolMap]] = deque()
         self._has_vocabulary = False
         self._news = asyncio.Event()
         self._heard_at = time.monotonic()
@@ -167,6 +171,17 @@ class EngineClient:
                 while self.state is None or self.state.batch_limit != batch_limit:
                     await self._news.wait()
 
+    async def pool_map(self) -> messages.PoolMap:
+        """The pool as it stands after the step that runs now. Raises EngineFailure where that takes too long."""
+        answer: asyncio.Future[messages.PoolMap] = asyncio.get_running_loop().create_future()
+        self._pool_maps.append(answer)
+        self._send(messages.DescribePool())
+        try:
+            async with asyncio.timeout(_POOL_MAP_PATIENCE_S):
+                return await answer
+        except TimeoutError:
+            raise EngineFailure(f"the engine gave no map of its pool within {_POOL_MAP_PATIENCE_S:g} s") from None
+
     def abort_all(self, why: str) -> None:
         """Give every open request up; its client is told why."""
         for generation in list(self._open.values()):
@@ -223,6 +238,10 @@ class EngineClient:
                 case messages.Ready(state=state):
                     self.state = state
                     self.ready.set()
+                case messages.PoolMap():
+                    answer = self._pool_maps.popleft()
+                    if not answer.done():
+                        answer.set_result(event)
                 case messages.LoadProgress(stage=stage):
                     self._on_progress(stage)
                 case messages.Failed(message=message):
@@ -257,6 +276,10 @@ class EngineClient:
         for generation in self._open.values():
             generation.put(EngineFailure(message))
         self._open.clear()
+        for answer in self._pool_maps:
+            if not answer.done():
+                answer.set_exception(EngineFailure(message))
+        self._pool_maps.clear()
 
 
 def _exit_text(exit_code: int | None) -> str:
