@@ -68,6 +68,23 @@ class KVPool:
         without a codec; RuntimeError (torch's own, OutOfMemoryError on a GPU) where the device does not have the
         memory.
         """
+        storage = torch.empty(num_blocks * layout.block_bytes, dtype=torch.uint8, device=device)
+        pool = cls.over(storage, layout, formats, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim)
+        storage.zero_()
+        return pool
+
+    @classmethod
+    def over(
+        cls,
+        storage: torch.Tensor,
+        layout: KvLayout,
+        formats: Sequence[LayerFormat],
+        *,
+        num_blocks: int,
+        kv_heads: int,
+        head_dim: int,
+    ) -> KVPool:
+        """A pool in memory that is there, uint8 of as many bytes or more, whatever it holds. The rest as `allocate`."""
         slots = list(zip(*(table.layers for table in layout.tables), strict=True))
         widths = [
             max(layout.block_size * side(formats[layer]).vector_bytes(head_dim) for layer in slot)
@@ -75,14 +92,13 @@ class KVPool:
             for side in _SIDES
         ]
         block_bytes = kv_heads * sum(widths)
-        if block_bytes != layout.block_bytes:
+        if block_bytes != layout.block_bytes or num_blocks * block_bytes > storage.nbytes:
             raise ValueError(
                 f"{num_blocks} blocks of {layout.block_size} tokens, {len(slots)} layers and {kv_heads} KV heads of "
                 f"{head_dim} take {num_blocks * block_bytes} bytes, but the layout plans "
-                f"{num_blocks * layout.block_bytes}"
+                f"{num_blocks * layout.block_bytes}, and there are {storage.nbytes}"
             )
-        storage = torch.empty(num_blocks * block_bytes, dtype=torch.uint8, device=device).zero_()
-        arenas = iter(_cut(storage, num_blocks, kv_heads, widths))
+        arenas = iter(_cut(storage[: num_blocks * block_bytes], num_blocks, kv_heads, widths))
         layers: dict[int, StoredLayer] = {}
         for slot in slots:
             keys, values = next(arenas), next(arenas)
@@ -118,11 +134,12 @@ class KVPool:
         """
         for start in range(0, len(pairs), _COPIED_AT_ONCE):
             source, target = torch.tensor(pairs[start : start + _COPIED_AT_ONCE], device=self.storage.device).unbind(1)
-            for arena in self._arenas():
+            for arena in self.arenas():
                 arena.index_copy_(0, target, arena.index_select(0, source))
 
-    def _arenas(self) -> Iterator[torch.Tensor]:
-        """Each slot's two arenas, uint8 [num_blocks, kv_heads, bytes], as wide as its widest layer's."""
+    def arenas(self) -> Iterator[torch.Tensor]:
+        """Of each slot the keys' arena and the values', uint8 [num_blocks, kv_heads, bytes of its widest layer], as they
+        follow one another in storage."""
         for slot in zip(*(table.layers for table in self.layout.tables), strict=True):
             layers = [self.layers[layer] for layer in slot]
             yield max((layer.key for layer in layers), key=lambda arena: arena.shape[2])
