@@ -138,8 +138,8 @@ class KVPool:
                 arena.index_copy_(0, target, arena.index_select(0, source))
 
     def arenas(self) -> Iterator[torch.Tensor]:
-        """Of each slot the keys' arena and the values', uint8 [num_blocks, kv_heads, bytes of its widest layer], as they
-        follow one another in storage."""
+        """Of each slot the keys' arena and the values', as they follow one another in storage: uint8 [num_blocks,
+        kv_heads, bytes of its widest layer]."""
         for slot in zip(*(table.layers for table in self.layout.tables), strict=True):
             layers = [self.layers[layer] for layer in slot]
             yield max((layer.key for layer in layers), key=lambda arena: arena.shape[2])
