@@ -18,10 +18,11 @@ _HELP = {
     "devices": "List the built-in devices: their memory, bandwidth and compute.",
     "inspect": "Print a model's shape, from its files' headers only.",
     "serve": "Run the inference engine and its OpenAI-compatible server.",
+    "top": "Show one worker's memory, KV cache, requests and rates on one screen.",
     "quality": "Measure what each KV format costs in perplexity, on real weights.",
     "operator": "Run the Kubernetes operator.",
 }
-_EXTRAS = {"serve": "worker", "quality": "worker", "operator": "operator"}
+_EXTRAS = {"serve": "worker", "top": "worker", "quality": "worker", "operator": "operator"}
 
 
 class Commands(click.Group):

@@ -1,0 +1,1 @@
+"""`kvtide top`: one worker on one screen, from its /metrics, for people."""
