@@ -7,7 +7,7 @@ import pytest
 
 from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.autoscale.worker_state import WorkerState
-from kvtide_operator.reconcile.observed import Observed, Sample, Surroundings
+from kvtide_operator.reconcile.observed import Answer, Observed, Sample, Surroundings
 from kvtide_operator.reconcile.pods import PodView
 from kvtide_operator.reconcile.reconcile import reconcile
 
@@ -57,7 +57,7 @@ def make_state() -> Callable[..., WorkerState]:
         return WorkerState.model_validate(
             {
                 "version": "0.1.0",
-                "modelName": "smollm2",
+                "modelName": "chat",
                 "ready": True,
                 "draining": False,
                 "startedAt": started_at,
@@ -118,7 +118,10 @@ def make_pod() -> Callable[..., Json]:
 
 @pytest.fixture
 def observe() -> Callable[..., Observed]:
-    """A sight from live JSON: children by kind and name, pods, and worker states by pod name."""
+    """A sight from live JSON: children by kind and name, pods, and worker states by pod name.
+
+    answers: by pod name; without it every pod that is ready has answered
+    """
 
     def see(
         resource: LLMDeployment,
@@ -127,6 +130,8 @@ def observe() -> Callable[..., Observed]:
         states: dict[str, WorkerState] | None = None,
         inspector: Json | None = None,
         age_s: float = 0.5,
+        answers: dict[str, Answer] | None = None,
+        **more: Any,
     ) -> Observed:
         return Observed(
             resource=resource,
@@ -134,6 +139,8 @@ def observe() -> Callable[..., Observed]:
             workers=tuple(PodView.parse(pod) for pod in pods or []),
             inspector=PodView.parse(inspector) if inspector else None,
             samples={name: Sample(state, age_s) for name, state in (states or {}).items()},
+            answers={pod["metadata"]["name"]: Answer(True) for pod in pods or []} if answers is None else answers,
+            **more,
         )
 
     return see

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtide_operator.autoscale.batch_limit import LimitMemory, Move, decide_limit
-from kvtide_operator.autoscale.worker_state import WorkerState
+from kvtide_operator.autoscale.latency import Targets
+from kvtide_operator.autoscale.worker_state import LatencyState, WorkerState
 
 NOW = 50_000.0
 STARTED = 49_000.0
@@ -29,8 +30,11 @@ def memory(preemptions: int = 0, changed: float | None = None, lowered: float | 
         # old preemptions, and those of a worker that was never seen before, are no news
         ({"running": 8, "utilization": 0.60, "preemptions": 3}, memory(preemptions=3), 16, Move.KEEP),
         ({"running": 8, "utilization": 0.60, "preemptions": 3}, None, 16, Move.KEEP),
-        # room and a queue: up by an eighth, at least by one, never beyond the plan
-        ({"running": 8, "waiting": 5, "utilization": 0.40, "limit": 8}, memory(), 9, Move.RAISE),
+        # room and a queue: up by half, at least by one, never beyond the plan
+        ({"running": 8, "waiting": 5, "utilization": 0.40, "limit": 8}, memory(), 12, Move.RAISE),
+        ({"running": 1, "waiting": 5, "utilization": 0.10, "limit": 1}, memory(), 2, Move.RAISE),
+        # or as far as there is room: 0.60 · 11 / 8 = 0.825, 0.60 · 12 / 8 = 0.90
+        ({"running": 8, "waiting": 5, "utilization": 0.60, "limit": 8}, memory(), 11, Move.RAISE),
         ({"running": 16, "waiting": 5, "utilization": 0.40, "limit": 16, "max_limit": 17}, memory(), 17, Move.RAISE),
         ({"running": 16, "waiting": 5, "utilization": 0.40}, memory(), 16, Move.KEEP),
         # room would be gone: 0.80 · 9 / 8 = 0.90
@@ -41,7 +45,7 @@ def memory(preemptions: int = 0, changed: float | None = None, lowered: float | 
         # the limit is not what they wait for
         ({"running": 5, "waiting": 5, "utilization": 0.40, "limit": 8}, memory(), 8, Move.KEEP),
         # nobody waits: back towards the plan when it is quiet, not before
-        ({"running": 1, "utilization": 0.10, "limit": 8}, memory(), 9, Move.RAISE),
+        ({"running": 1, "utilization": 0.10, "limit": 8}, memory(), 12, Move.RAISE),
         ({"running": 7, "utilization": 0.60, "limit": 8}, memory(), 8, Move.KEEP),
         # between 0.85 and 0.95: neither
         ({"running": 8, "waiting": 5, "utilization": 0.90, "limit": 8}, memory(), 8, Move.KEEP),
@@ -57,7 +61,7 @@ def memory(preemptions: int = 0, changed: float | None = None, lowered: float | 
         (
             {"running": 8, "waiting": 5, "utilization": 0.40, "limit": 8},
             memory(changed=NOW - 15, lowered=NOW - 15),
-            9,
+            12,
             Move.RAISE,
         ),
         # another process than the one remembered: its past is not ours
@@ -78,6 +82,44 @@ def test_a_row(
 ) -> None:
     decided = decide_limit(make_state(**{"started_at": STARTED, **state}), past, NOW)
     assert (decided.limit, decided.move) == (limit, move)
+
+
+@pytest.mark.parametrize(
+    ("token_s", "running", "limit", "changed", "lowered_to", "move"),
+    [
+        # a target of 0.1 s: 0.125 s is 1.25 of it, and 16 / 1.25 = 12
+        (0.125, 16, 16, None, 12, Move.LOWER),
+        # the last move is not in all of the window yet
+        (0.125, 16, 16, NOW - 59, 16, Move.KEEP),
+        (0.125, 16, 16, NOW - 60, 12, Move.LOWER),
+        # half at most, and a quarter of the plan's at least
+        (0.900, 16, 16, None, 8, Move.LOWER),
+        (0.900, 6, 6, None, 4, Move.LOWER),
+        # one alone is not slow because of the others
+        (0.900, 1, 16, None, 16, Move.KEEP),
+        # back up, as far as the target allows: 8 / 0.8 = 10
+        (0.080, 8, 8, None, 10, Move.RAISE),
+        (0.080, 8, 8, NOW - 59, 8, Move.KEEP),
+        (0.040, 8, 8, NOW - 59, 12, Move.RAISE),
+    ],
+)
+def test_a_batch_is_cut_to_what_the_time_between_two_tokens_allows(
+    make_state: Callable[..., WorkerState],
+    token_s: float,
+    running: int,
+    limit: int,
+    changed: float | None,
+    lowered_to: int,
+    move: Move,
+) -> None:
+    latency = LatencyState(time_per_output_token_p95_seconds=token_s)
+    state = make_state(running=running, waiting=5, utilization=0.3, limit=limit, started_at=STARTED)
+    decided = decide_limit(
+        state.model_copy(update={"latency": latency}), memory(changed=changed), NOW, Targets(None, 0.1)
+    )
+    assert (decided.limit, decided.move) == (lowered_to, move)
+    unbound = decide_limit(state.model_copy(update={"latency": latency}), memory(changed=changed), NOW)
+    assert unbound.move is not Move.LOWER
 
 
 def _pool(limit: int, sequence_tokens: int, capacity: int, preemptions: int, load: int) -> WorkerState:
@@ -124,4 +166,5 @@ def test_a_steady_load_settles_and_stays_within_the_plan(sequence_tokens: int, l
         )
         moves.append(decided.move)
         limit, now = decided.limit, now + 2.0
-    assert set(moves[-100:]) == {Move.KEEP}
+    # After 30 looks, two seconds apart, it has come to rest: a minute.
+    assert set(moves[30:]) == {Move.KEEP}

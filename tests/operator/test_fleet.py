@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvtide_operator.autoscale.fleet import add_up, capacity_tokens
+from kvtide_operator.autoscale.fleet import Fleet, Pending, Worker, add_up
 from kvtide_operator.autoscale.worker_state import WorkerState
 
 
@@ -30,22 +30,34 @@ def test_recent_tokens_of_all_requests_are_demand(make_state: Callable[..., Work
 
 
 @pytest.mark.parametrize(
-    ("state", "capacity"),
+    ("ready", "pending", "absent_s", "supply", "stuck", "replaceable"),
     [
-        ({"live": 3_000, "running": 16, "waiting": 0}, 10_000),  # nobody waits
-        ({"live": 3_000, "running": 15, "waiting": 9}, 10_000),  # about to be admitted
-        ({"live": 9_000, "running": 16, "waiting": 9}, 10_000),  # memory is what is full
-        ({"live": 4_000, "running": 16, "waiting": 9}, 4_000),  # it computes no more than this
-        ({"live": 300, "running": 16, "waiting": 9}, 2_500),  # a batch that has just begun shows too little
-        ({"live": 4_000, "running": 8, "waiting": 9, "limit": 8}, 10_000),  # held back by us, not by computing
+        (2, [], 0.0, 4, 0, False),  # two are not made yet
+        (2, [], 121.0, 2, 2, False),  # nor will be, after so long: a quota
+        (2, [Pending("a", 60.0, troubled=True)], 0.0, 4, 0, False),
+        (2, [Pending("a", 121.0, troubled=True)], 0.0, 3, 1, True),
+        (2, [Pending("a", 121.0, troubled=True, unschedulable=True)], 0.0, 3, 1, False),
+        (2, [Pending("a", 900.0)], 0.0, 4, 0, False),  # large weights load for a quarter of an hour
+        (2, [Pending("a", 1_801.0)], 0.0, 3, 1, True),
+        # a rollout's new pod that does not start takes nothing from those that serve
+        (4, [Pending("new", 121.0, troubled=True)], 0.0, 4, 1, True),
     ],
 )
-def test_capacity_is_cut_to_what_a_worker_has_shown(
-    make_state: Callable[..., WorkerState], state: dict[str, int], capacity: int
+def test_supply_is_what_serves_and_what_comes_in_time(
+    make_state: Callable[..., WorkerState],
+    ready: int,
+    pending: list[Pending],
+    absent_s: float,
+    supply: int,
+    stuck: int,
+    replaceable: bool,
 ) -> None:
-    assert capacity_tokens(make_state(**state)) == capacity
+    workers = tuple(Worker(f"w{i}", make_state()) for i in range(ready))
+    fleet = Fleet(4, workers, tuple(pending), absent_s)
+    assert (fleet.supply, fleet.stuck, fleet.replaceable) == (supply, stuck, replaceable)
+    assert fleet.coming == supply - ready
 
 
-def test_the_capacity_of_a_replica_is_the_mean(make_state: Callable[..., WorkerState]) -> None:
-    load = add_up([make_state(live=100, capacity=8_000), make_state(live=50, capacity=4_000)], None)
-    assert (load.live, load.capacity_per_replica) == (150, 6_000)
+def test_what_a_fresh_worker_says_of_itself_is_not_learnt_from(make_state: Callable[..., WorkerState]) -> None:
+    fleet = Fleet(2, (Worker("old", make_state(live=1)), Worker("new", make_state(live=2), ready_s=29.0)))
+    assert [state.kv.live_tokens for state in fleet.warm] == [1]

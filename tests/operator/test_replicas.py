@@ -1,23 +1,40 @@
 """Rows of the design's rule. One worker holds 10,000 tokens; up at 85 %, down under 70 %, window 300 s."""
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtide_operator.api.conditions import Reason
-from kvtide_operator.autoscale.fleet import Worker
+from kvtide_operator.autoscale.capacity import Shown
+from kvtide_operator.autoscale.fleet import Fleet, Pending, Worker
+from kvtide_operator.autoscale.latency import Targets
+from kvtide_operator.autoscale.memory import Memory, Peak, Window
 from kvtide_operator.autoscale.policy import ScalingPolicy
-from kvtide_operator.autoscale.replicas import decide_replicas
-from kvtide_operator.autoscale.worker_state import WorkerState
+from kvtide_operator.autoscale.replicas import Decision, decide_replicas
+from kvtide_operator.autoscale.worker_state import LatencyState, WorkerState
 
 POLICY = ScalingPolicy(min_replicas=1, max_replicas=4, up=0.85, down=0.70, window_s=300.0)
+TARGETS = ScalingPolicy(1, 4, 0.85, 0.70, 300.0, Targets(2.0, 0.1))
 NOW = 10_000.0
+MakeState = Callable[..., WorkerState]
+
+
+def decide(fleet: Fleet, policy: ScalingPolicy = POLICY, memory: Memory | None = None, now: float = NOW) -> Decision:
+    return decide_replicas(fleet, policy, memory or Memory(), None, now)
+
+
+def fleet_of(make_state: MakeState, ready: int, replicas: int, live: int = 0, queued: int = 0) -> Fleet:
+    """So many ready workers, of which the first has all the load; utilization 0.5 says nothing of computing."""
+    states = [make_state(live=live, queued=queued, utilization=0.5)] + [make_state(utilization=0.5)] * (ready - 1)
+    return Fleet(replicas, tuple(Worker(f"w{i}", state) for i, state in enumerate(states[:ready])))
 
 
 @pytest.mark.parametrize(
-    ("ready", "current", "live", "queued", "below_since", "replicas", "reason"),
+    ("ready", "current", "live", "queued", "window", "replicas", "reason"),
     [
         # 8500 = 0.85 · 10,000 is not above it, one token more is
         (1, 1, 8_500, 0, None, 1, Reason.WITHIN_BOUNDS),
@@ -32,107 +49,277 @@ NOW = 10_000.0
         # one fewer: 14,000 = 0.70 · 10,000 · 2 is not under it, one token less is, and the window begins
         (3, 3, 14_000, 0, None, 3, Reason.WITHIN_BOUNDS),
         (3, 3, 13_999, 0, None, 3, Reason.STABILIZING),
-        (3, 3, 13_999, 0, NOW - 299, 3, Reason.STABILIZING),
-        (3, 3, 13_999, 0, NOW - 300, 2, Reason.DEMAND_BELOW_TARGET),
-        # one at a time, even without any demand
-        (4, 4, 0, 0, NOW - 900, 3, Reason.DEMAND_BELOW_TARGET),
-        (1, 1, 0, 0, NOW - 900, 1, Reason.WITHIN_BOUNDS),
+        (3, 3, 13_999, 0, Window(NOW - 299, 0), 3, Reason.STABILIZING),
+        (3, 3, 13_999, 0, Window(NOW - 300, 0), 2, Reason.DEMAND_BELOW_TARGET),
+        # as few as the highest demand of the window allows: 7,000 needs 2, 6,999 needs 1
+        (4, 4, 0, 0, Window(NOW - 900, 7_000), 2, Reason.DEMAND_BELOW_TARGET),
+        (4, 4, 0, 0, Window(NOW - 900, 6_999), 1, Reason.DEMAND_BELOW_TARGET),
+        # a window from before the replicas came to serve less than they did
+        (3, 3, 100, 0, Window(NOW - 900, 14_000), 3, Reason.WITHIN_BOUNDS),
+        (1, 1, 0, 0, Window(NOW - 900, 0), 1, Reason.WITHIN_BOUNDS),
         # a replica that never became ready goes as well, when the demand has gone
-        (1, 2, 100, 0, NOW - 300, 1, Reason.DEMAND_BELOW_TARGET),
+        (1, 2, 100, 0, Window(NOW - 300, 100), 1, Reason.DEMAND_BELOW_TARGET),
         # bounds come first, in both directions, with or without numbers
         (0, 0, 0, 0, None, 1, Reason.BELOW_MIN_REPLICAS),
         (6, 6, 50_000, 0, None, 4, Reason.ABOVE_MAX_REPLICAS),
-        (0, 2, 0, 0, NOW - 900, 2, Reason.NO_READY_WORKERS),
+        (0, 2, 0, 0, Window(NOW - 900, 0), 2, Reason.NO_READY_WORKERS),
     ],
 )
 def test_a_row(
-    make_state: Callable[..., WorkerState],
+    make_state: MakeState,
     ready: int,
     current: int,
     live: int,
     queued: int,
-    below_since: float | None,
+    window: Window | None,
     replicas: int,
     reason: Reason,
 ) -> None:
-    workers = [
-        Worker(
-            f"w{i}",
-            make_state(live=live if i == 0 else 0, queued=queued if i == 0 else 0, capacity=10_000, utilization=0.5),
-        )
-        for i in range(ready)
-    ]
-    decision = decide_replicas(workers, current, POLICY, below_since, None, NOW)
+    decision = decide(fleet_of(make_state, ready, current, live, queued), memory=Memory(window))
     assert (decision.replicas, decision.reason) == (replicas, reason)
 
 
-def test_the_minimum_holds_however_quiet_it_is(make_state: Callable[..., WorkerState]) -> None:
-    policy = ScalingPolicy(min_replicas=2, max_replicas=4, up=0.85, down=0.70, window_s=0.0)
-    decision = decide_replicas([Worker("w0", make_state()), Worker("w1", make_state())], 2, policy, None, None, NOW)
+def test_the_minimum_holds_however_quiet_it_is(make_state: MakeState) -> None:
+    policy = replace(POLICY, min_replicas=2, window_s=0.0)
+    decision = decide(fleet_of(make_state, 2, 2), policy)
     assert (decision.replicas, decision.reason) == (2, Reason.AT_MIN_REPLICAS)
 
 
-def test_the_window_begins_anew_after_a_busy_moment(make_state: Callable[..., WorkerState]) -> None:
-    quiet = [Worker(f"w{i}", make_state(live=1_000)) for i in range(2)]
-    busy = [Worker(f"w{i}", make_state(live=4_000)) for i in range(2)]
-    since = decide_replicas(quiet, 2, POLICY, None, None, NOW).below_since
-    assert since == NOW
-    assert decide_replicas(quiet, 2, POLICY, since, None, NOW + 200).below_since == NOW
-    assert decide_replicas(busy, 2, POLICY, since, None, NOW + 250).below_since is None
-    assert decide_replicas(quiet, 2, POLICY, None, None, NOW + 310).replicas == 2
+def test_the_window_begins_anew_after_a_busy_moment(make_state: MakeState) -> None:
+    quiet, busy = fleet_of(make_state, 2, 2, live=2_000), fleet_of(make_state, 2, 2, live=8_000)
+    began = decide(quiet).memory
+    assert began.window == Window(NOW, 2_000)
+    assert decide(quiet, memory=began, now=NOW + 200).memory.window == Window(NOW, 2_000)
+    assert decide(busy, memory=began, now=NOW + 250).memory.window is None
+    assert decide(quiet, memory=Memory(), now=NOW + 310).replicas == 2
+
+
+STUCK = Pending("stuck", 200.0, troubled=True)
+NO_PLACE = Pending("stuck", 200.0, troubled=True, unschedulable=True)
+
+
+@pytest.mark.parametrize(
+    ("pending", "current", "live", "window", "replicas", "reason"),
+    [
+        # it comes: 2 replicas are enough for 16,000
+        (Pending("young", 60.0, troubled=True), 2, 16_000, None, 2, Reason.WITHIN_BOUNDS),
+        # it does not, where another one may: one in its place, and no more after that
+        (STUCK, 2, 16_000, None, 3, Reason.DEMAND_ABOVE_TARGET),
+        # no node has a place: another one would wait beside it
+        (NO_PLACE, 2, 16_000, None, 2, Reason.REPLICAS_STUCK),
+        # and it does not keep a real need from being met: 20,000 asks for 3
+        (NO_PLACE, 2, 20_000, None, 3, Reason.DEMAND_ABOVE_TARGET),
+        # falling demand cancels it; what is left is judged by the one that serves: 6,999 fits it, 7,000 does not
+        (NO_PLACE, 2, 6_999, Window(NOW - 300, 6_999), 1, Reason.DEMAND_BELOW_TARGET),
+        (NO_PLACE, 2, 7_000, Window(NOW - 300, 7_000), 2, Reason.WITHIN_BOUNDS),
+    ],
+)
+def test_a_replica_that_does_not_start_is_not_counted(
+    make_state: MakeState,
+    pending: Pending,
+    current: int,
+    live: int,
+    window: Window | None,
+    replicas: int,
+    reason: Reason,
+) -> None:
+    fleet = replace(fleet_of(make_state, 1, current, live), pending=(pending,))
+    decision = decide(fleet, memory=Memory(window))
+    assert (decision.replicas, decision.reason) == (replicas, reason)
+
+
+def test_replicas_that_never_start_are_not_asked_for_again_and_again(make_state: MakeState) -> None:
+    policy = replace(POLICY, max_replicas=50)
+    fleet = fleet_of(make_state, 1, 1, live=16_000)
+    for _ in range(20):
+        asked = decide(fleet, policy).replicas
+        stuck = tuple(Pending(f"stuck-{i}", 200.0, troubled=True) for i in range(asked - 1))
+        fleet = replace(fleet, replicas=asked, pending=stuck)
+    assert fleet.replicas == 3  # 16,000 asks for 2, and one in place of the one that does not come
+
+
+def slow_fleet(
+    make_state: MakeState, first: float | None, token: float | None, ready_s: float = 600.0, running: int = 4
+) -> Fleet:
+    latency = LatencyState(time_to_first_token_p95_seconds=first, time_per_output_token_p95_seconds=token)
+    slow = make_state(live=2_000, running=running, utilization=0.5).model_copy(update={"latency": latency})
+    fast = make_state(live=2_000, running=4 if running else 0, utilization=0.5)
+    return Fleet(2, (Worker("slow", slow, ready_s=ready_s), Worker("fast", fast)))
+
+
+@pytest.mark.parametrize(
+    ("first", "token", "ready_s", "running", "replicas", "reason"),
+    [
+        (2.0, 0.1, 600.0, 4, 2, Reason.WITHIN_BOUNDS),  # at the targets, and so near that none goes
+        (2.1, 0.1, 600.0, 4, 3, Reason.LATENCY_ABOVE_TARGET),
+        (None, 0.11, 600.0, 4, 3, Reason.LATENCY_ABOVE_TARGET),
+        (2.1, None, 89.0, 4, 2, Reason.WITHIN_BOUNDS),  # 30 s of warm-up and a window of 60 s are not over
+        (2.1, None, 600.0, 0, 2, Reason.STABILIZING),  # without requests, an old latency says nothing
+        (1.5, 0.05, 600.0, 4, 2, Reason.STABILIZING),
+    ],
+)
+def test_latencies_above_their_targets_ask_for_one_more_and_keep_what_there_is(
+    make_state: MakeState,
+    first: float | None,
+    token: float | None,
+    ready_s: float,
+    running: int,
+    replicas: int,
+    reason: Reason,
+) -> None:
+    decision = decide(slow_fleet(make_state, first, token, ready_s, running), TARGETS)
+    assert (decision.replicas, decision.reason) == (replicas, reason)
+
+
+def test_one_more_at_a_time_and_what_was_too_much_is_remembered(make_state: MakeState) -> None:
+    slow = slow_fleet(make_state, 3.0, None)
+    first = decide(slow, TARGETS, Memory(peak=Peak(5_000.0, NOW - 30)))
+    assert first.replicas == 3
+    # 5,000 tokens a replica within the last minute were too many: 85 % of the capacity, and so 5,000 / 0.85 = 5,882
+    assert first.memory.shown == Shown(5_882, NOW)
+    coming = replace(slow, replicas=3)
+    assert decide(coming, TARGETS, first.memory, NOW + 60).replicas == 3
+    # the same demand on three that answer in time: 10,000 = 2 · 5,000 is not sent back to two
+    fine = Fleet(3, tuple(Worker(f"w{i}", make_state(live=3_334, running=4)) for i in range(3)))
+    after = decide(fine, TARGETS, replace(first.memory, window=Window(NOW - 900, 10_000)), NOW + 120)
+    assert (after.replicas, after.reason) == (3, Reason.WITHIN_BOUNDS)
+
+
+def test_without_targets_latencies_say_nothing(make_state: MakeState) -> None:
+    decision = decide(slow_fleet(make_state, 100.0, 100.0))
+    assert (decision.reason, decision.memory.peak) == (Reason.STABILIZING, None)
+
+
+def test_workers_that_each_have_one_request_are_not_helped_by_another(make_state: MakeState) -> None:
+    latency = LatencyState(time_to_first_token_p95_seconds=9.0)
+    alone = make_state(live=100, running=1).model_copy(update={"latency": latency})
+    assert decide(Fleet(1, (Worker("w0", alone),)), TARGETS).replicas == 1
 
 
 @pytest.mark.parametrize(
     ("blind", "reason"),
-    [(Worker("blind", None), Reason.METRICS_MISSING), ("stale", Reason.METRICS_STALE)],
+    [
+        ({"state": None}, Reason.METRICS_MISSING),
+        ({"age_s": 60.0}, Reason.METRICS_STALE),
+        ({"wrong": "reports model b, not a"}, Reason.METRICS_MISLABELLED),
+    ],
 )
 @pytest.mark.parametrize("live", [0, 9_900])
 def test_a_worker_without_fresh_numbers_holds_the_decision_and_is_named(
-    make_state: Callable[..., WorkerState], blind: Worker | str, reason: Reason, live: int
+    make_state: MakeState, blind: dict[str, object], reason: Reason, live: int
 ) -> None:
-    unseen = Worker("stale", make_state(live=live), age_s=60.0) if isinstance(blind, str) else blind
-    workers = [Worker("seen", make_state(live=live)), unseen]
-    decision = decide_replicas(workers, 2, POLICY, NOW - 900, None, NOW)
+    unseen = Worker(**{"name": "unseen", "state": make_state(live=live), **blind})  # type: ignore[arg-type]
+    fleet = Fleet(2, (Worker("seen", make_state(live=live)), unseen))
+    decision = decide(fleet, memory=Memory(Window(NOW - 900, 0), Shown(5_000, NOW)))
     assert (decision.replicas, decision.reason, decision.held) == (2, reason, True)
-    assert unseen.name in decision.message
-    assert decision.below_since is None
+    assert "unseen" in decision.message
+    assert decision.memory == Memory(shown=Shown(5_000, NOW))
 
 
-workers_strategy = st.lists(
-    st.tuples(st.booleans(), st.integers(0, 20_000), st.integers(0, 100_000), st.floats(0, 100)), max_size=6
-)
+CAPACITY = 20_000
 
 
-def _worker(index: int, seen: bool, live: int, queued: int, age_s: float) -> Worker:
+@st.composite
+def workers(draw: st.DrawFn) -> Worker:
+    live = draw(st.integers(0, CAPACITY))
     state = WorkerState.model_validate(
         {
             "startedAt": 0,
             "sampledAt": 0,
-            "kv": {"capacityTokens": 20_000, "liveTokens": live, "utilization": live / 20_000},
-            "requests": {"running": 1, "waiting": 1, "queuedPromptTokens": queued, "expectedOutputTokens": 50},
+            "kv": {"capacityTokens": CAPACITY, "liveTokens": live, "utilization": live / CAPACITY},
+            "requests": {
+                "running": draw(st.integers(0, 8)),
+                "waiting": draw(st.integers(0, 20)),
+                "queuedPromptTokens": draw(st.integers(0, 100_000)),
+                "expectedOutputTokens": 50,
+            },
             "limits": {"batchLimit": 8, "maxBatchLimit": 8},
+            "latency": {"timeToFirstTokenP95Seconds": draw(st.none() | st.floats(0, 10))},
         }
     )
-    return Worker(f"w{index}", state if seen else None, age_s)
+    return Worker(
+        name=draw(st.sampled_from("abcdef")),
+        state=draw(st.sampled_from([state, state, state, None])),
+        age_s=draw(st.sampled_from([0.5, 0.5, 60.0])),
+        wrong=draw(st.sampled_from([None, None, None, "reports another model"])),
+        ready_s=draw(st.floats(0, 1_000)),
+    )
+
+
+pending = st.lists(st.builds(Pending, st.just("p"), st.floats(0, 4_000), st.booleans(), st.booleans()), max_size=4)
+memories = st.builds(
+    Memory,
+    st.none() | st.builds(Window, st.floats(0, NOW), st.integers(0, 200_000)),
+    st.none() | st.builds(Shown, st.integers(1, CAPACITY), st.floats(0, NOW)),
+    st.none() | st.builds(Peak, st.floats(1, 100_000), st.floats(0, NOW)),
+)
 
 
 @given(
-    fleet=workers_strategy,
+    ready=st.lists(workers(), max_size=6),
+    waiting=pending,
     current=st.integers(0, 12),
     bounds=st.tuples(st.integers(1, 5), st.integers(0, 5)),
-    below_since=st.none() | st.floats(0, NOW),
+    memory=memories,
 )
-def test_never_out_of_bounds_and_never_down_on_missing_data(
-    fleet: list[tuple[bool, int, int, float]],
-    current: int,
-    bounds: tuple[int, int],
-    below_since: float | None,
+def test_never_out_of_bounds_never_down_on_missing_data_always_up_on_need(
+    ready: list[Worker], waiting: list[Pending], current: int, bounds: tuple[int, int], memory: Memory
 ) -> None:
-    policy = ScalingPolicy(bounds[0], bounds[0] + bounds[1], 0.85, 0.70, 60.0)
-    workers = [_worker(i, *row) for i, row in enumerate(fleet)]
-    decision = decide_replicas(workers, current, policy, below_since, 256, NOW)
+    policy = replace(TARGETS, min_replicas=bounds[0], max_replicas=sum(bounds), window_s=60.0)
+    fleet = Fleet(current, tuple(ready), tuple(waiting))
+    decision = decide(fleet, policy, memory)
     assert policy.min_replicas <= decision.replicas <= policy.max_replicas
-    blind = any(worker.missing or worker.stale for worker in workers) or not workers
-    if blind:
+    if not ready or any(one.missing or one.stale or one.wrong for one in ready):
         assert decision.replicas == policy.clamp(current)
-    assert decision.replicas >= policy.clamp(current) - 1
+        return
+    if decision.load is None:
+        return
+    # What memory can never hold is asked for, whatever computing or latencies say.
+    least = -(-decision.load.demand * 20 // (17 * CAPACITY))
+    assert decision.replicas >= min(policy.max_replicas, least)
+    if decision.replicas < current:
+        assert memory.window is not None
+        assert NOW - memory.window.since >= 60.0
+        assert decision.load.demand < 0.70 * CAPACITY * decision.replicas or decision.replicas == 1
+
+
+@given(
+    demand=st.integers(0, 120_000),
+    noise=st.lists(st.integers(-3_000, 3_000), min_size=40, max_size=40),
+    start=st.integers(1, 6),
+)
+def test_a_constant_load_turns_at_most_once_in_a_window(demand: int, noise: list[int], start: int) -> None:
+    """The load is spread over the replicas, a new one is ready 30 s after it is asked for, a look every 10 s."""
+    policy = ScalingPolicy(1, 6, 0.85, 0.70, 100.0)
+    replicas, memory, ready_at = start, Memory(), [0.0] * start
+    moves: list[tuple[float, int]] = []
+    for step in range(160):
+        now = 10.0 * step
+        ready = [at for at in ready_at if at <= now]
+        load = max(0, demand + noise[step % len(noise)])
+        state = WorkerState.model_validate(
+            {
+                "startedAt": 0,
+                "sampledAt": 0,
+                "kv": {"capacityTokens": CAPACITY, "liveTokens": min(load // len(ready), CAPACITY), "utilization": 0.5},
+                "requests": {
+                    "running": 4,
+                    "waiting": 0,
+                    "queuedPromptTokens": max(0, load // len(ready) - CAPACITY),
+                    "expectedOutputTokens": 0,
+                },
+                "limits": {"batchLimit": 8, "maxBatchLimit": 8},
+            }
+        )
+        fleet = Fleet(replicas, tuple(Worker(f"w{i}", state) for i in range(len(ready))))
+        decision = decide(fleet, policy, memory, now)
+        memory = decision.memory
+        if decision.replicas > replicas:
+            ready_at += [now + 30.0] * (decision.replicas - replicas)
+        elif decision.replicas < replicas:
+            ready_at = sorted(ready_at)[: decision.replicas]
+        if decision.replicas != replicas:
+            moves.append((now, decision.replicas - replicas))
+        replicas = decision.replicas
+    turns = [at for (_, before), (at, after) in itertools.pairwise(moves) if before * after < 0]
+    assert all(later - earlier >= 100.0 for earlier, later in itertools.pairwise(turns))

@@ -63,9 +63,12 @@ class Reason(StrEnum):
     DEMAND_ABOVE_TARGET = "DemandAboveTarget"
     DEMAND_BELOW_TARGET = "DemandBelowTarget"
     STABILIZING = "Stabilizing"
+    METRICS_MISLABELLED = "MetricsMislabelled"
     AT_MAX_REPLICAS = "AtMaxReplicas"
     AT_MIN_REPLICAS = "AtMinReplicas"
+    LATENCY_ABOVE_TARGET = "LatencyAboveTarget"
     BELOW_MIN_REPLICAS = "BelowMinReplicas"
+    REPLICAS_STUCK = "ReplicasStuck"
     ABOVE_MAX_REPLICAS = "AboveMaxReplicas"
     # MemoryWithinPlan
     WITHIN_PLAN = "WithinPlan"

@@ -185,6 +185,17 @@ class AttentionSpec(Api):
     )
 
 
+class LatencyTargets(Api):
+    """How soon answers should begin, and how fast they should go on: bounds of the 95th percentile over a minute."""
+
+    time_to_first_token_seconds: float | None = Field(
+        default=None, ge=0.001, le=3600, description="From a request to the first token of its answer, in seconds."
+    )
+    time_per_output_token_seconds: float | None = Field(
+        default=None, ge=0.0001, le=60, description="Between two tokens of an answer, in seconds."
+    )
+
+
 class AutoscalingSpec(Api):
     """How many replicas there may be, and when that changes."""
 
@@ -207,10 +218,17 @@ class AutoscalingSpec(Api):
         default=0.70,
         ge=0.05,
         le=0.95,
-        description="One replica fewer when the rest would stay under this share of their capacity.",
+        description="Fewer replicas when those that are left would stay under this share of their capacity.",
     )
     scale_down_stabilization_seconds: int = Field(
         default=300, ge=0, le=86_400, description="How long that has to hold before a replica goes."
+    )
+    slo: LatencyTargets | None = Field(
+        default=None,
+        description=(
+            "Latency targets beside memory: while a worker misses one, there is one replica more than memory asks for"
+            " after another, and none goes."
+        ),
     )
 
 

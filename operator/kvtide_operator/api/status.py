@@ -73,7 +73,7 @@ class ScalingDecision(Api):
     demand_tokens: int | None = Field(
         default=None, description="KV tokens that live and queued requests need; absent where unknown."
     )
-    capacity_tokens_per_replica: int | None = Field(default=None, description="KV tokens that one worker holds.")
+    capacity_tokens_per_replica: int | None = Field(default=None, description="KV tokens that one worker serves.")
     live_tokens: int | None = Field(default=None, description="The part of the demand that workers hold.")
     queued_prompt_tokens: int | None = Field(default=None, description="The part that waits as prompts.")
     expected_output_tokens: int | None = Field(
@@ -93,11 +93,32 @@ class AutoscalingStatus(Api):
     reason: str | None = Field(default=None, description="Why, as one word of a closed list.")
     message: str | None = Field(default=None, description="Why, with the numbers.")
     demand_tokens: int | None = Field(default=None, description="KV tokens that live and queued requests need.")
-    capacity_tokens_per_replica: int | None = Field(default=None, description="KV tokens that one worker holds.")
+    coming_replicas: int | None = Field(default=None, description="Replicas that start and were counted too.")
+    stuck_replicas: int | None = Field(default=None, description="Replicas that do not start and were not counted.")
+    time_to_first_token_p95_seconds: float | None = Field(
+        default=None, description="Of the worker that is furthest above a latency target."
+    )
+    time_per_output_token_p95_seconds: float | None = Field(default=None, description="Of the same worker.")
+    capacity_tokens_per_replica: int | None = Field(default=None, description="KV tokens that one worker serves.")
     last_scale_time: Time | None = Field(default=None, description="When replicas last changed.")
     below_since: Time | None = Field(
+class ShownCapacity(Api):
+    """What workers were seen to serve well, where that is less than their memory holds."""
+
+    intent: str = Field(description="The intent of the workers that it was seen of.")
+    tokens: int = Field(description="KV tokens of one replica.")
+    seen_at: Time = Field(description="When that was last seen; it fades from then on.")
+
+
+class DemandPeak(Api):
+    """The highest demand on a replica in the last minute: what latencies of that minute are the answer to."""
+
+    tokens_per_replica: float = Field(description="KV tokens that were needed of each ready replica.")
+    at: Time = Field(description="When.")
+
+
         default=None,
-        description="Since when the demand has been low enough for one replica fewer, without a break.",
+        description="Since when the demand has been low enough for fewer replicas, without a break.",
     )
     below_seen: Time | None = Field(
         default=None, description="When that was last seen; a longer break begins the window anew."
@@ -112,6 +133,11 @@ class Status(Api):
 
     observed_generation: int | None = Field(default=None, description="The generation of the spec that this speaks of.")
     replicas: int = Field(default=0, description="Worker pods that there are.")
+    below_peak_tokens: int | None = Field(default=None, description="The highest demand since then.")
+    shown: ShownCapacity | None = Field(
+        default=None, description="What a replica was seen to serve, where computing is what limits it."
+    )
+    peak: DemandPeak | None = Field(default=None, description="The highest demand of late, kept with latency targets.")
     ready_replicas: int = Field(default=0, description="Worker pods that are ready.")
     selector: str | None = Field(default=None, description="Selects the worker pods; used by the scale subresource.")
     plan: Plan | None = Field(default=None, description="The plan in force.")

@@ -1,12 +1,15 @@
 """How many sequences a worker may run at once: fewer when its KV memory runs out, more when there is room.
 
 The two thresholds lie apart, and a limit is raised only where the pool is predicted to stay clear of the upper one,
-so that a steady load settles instead of swinging.
+so that a steady load settles instead of swinging. Where the time between two tokens has a target, a batch that is too
+large for it is cut in proportion, once for each window of latencies.
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
+from kvtide_operator.autoscale.latency import Targets
 from kvtide_operator.autoscale.worker_state import WorkerState
 
 CROWDED_UTILIZATION = 0.95
@@ -15,6 +18,10 @@ IDLE_UTILIZATION = 0.50
 # How long the effect of a move takes to show, and how long a lowered limit is left alone, in seconds.
 SETTLE_S = 4.0
 RECOVER_S = 15.0
+# Latencies never take more than three quarters of the plan's limit: behind a small batch requests wait for their turn.
+LEAST_SHARE = 4
+# Below this share of the target, latencies are no reason to wait for their window before a limit is raised.
+FAST_ENOUGH = 0.5
 
 
 class Move(Enum):
@@ -48,7 +55,9 @@ class LimitDecision:
     settling: bool = False
 
 
-def decide_limit(state: WorkerState, memory: LimitMemory | None, now: float) -> LimitDecision:
+def decide_limit(
+    state: WorkerState, memory: LimitMemory | None, now: float, targets: Targets | None = None
+) -> LimitDecision:
     """The next batch limit of one worker with fresh numbers: from 1 to the plan's.
 
     A worker that has restarted, or was never seen before, has no past: it begins at the plan's limit by itself.
@@ -61,32 +70,49 @@ def decide_limit(state: WorkerState, memory: LimitMemory | None, now: float) -> 
     if since_change < SETTLE_S:
         return LimitDecision(limit, Move.KEEP, "the last move has yet to show", settling=True)
 
-    used = state.kv.utilization
+    used, running = state.kv.utilization, max(1, min(limit, state.requests.running))
     preempted = state.counters.preemptions - memory.preemptions if memory else 0
     if preempted > 0 or used > CROWDED_UTILIZATION:
         # What runs is what fills the pool: a limit far above it would not be felt if it came down by itself.
-        running = max(1, min(limit, state.requests.running))
-        lower = max(1, running - max(1, running // 8))
-        why = f"{preempted} preemptions, KV {used:.0%}"
-        return LimitDecision(lower, Move.LOWER if lower < limit else Move.KEEP, why)
+        return _lower(limit, running - max(1, running // 8), f"{preempted} preemptions, KV {used:.0%}")
+    slow = _slow(state, targets)
+    looked = since_change >= state.latency.window_seconds
+    if slow > 1 and looked:
+        least = max(1, highest // LEAST_SHARE)
+        return _lower(limit, max(least, int(running / min(slow, 2.0))), f"tokens take {slow:.2f} of their target")
     if limit >= highest or since_lowered < RECOVER_S:
         return LimitDecision(limit, Move.KEEP, f"KV {used:.0%}")
-
-    higher = min(highest, limit + max(1, limit // 8))
-    if _has_room(state, higher):
-        waiting = state.requests.waiting
-        return LimitDecision(higher, Move.RAISE, f"{waiting} requests wait, KV {used:.0%}")
+    higher = min(highest, limit + max(1, limit // 2), _roomy(state))
+    if slow > FAST_ENOUGH:
+        higher = min(higher, int(limit / slow)) if looked else limit
+    if higher > limit:
+        return LimitDecision(higher, Move.RAISE, f"{state.requests.waiting} requests wait, KV {used:.0%}")
     return LimitDecision(limit, Move.KEEP, f"KV {used:.0%}")
 
 
-def _has_room(state: WorkerState, higher: int) -> bool:
-    """Whether a higher limit is harmless: it binds and the pool would stay roomy, or the worker is idle."""
+def _lower(limit: int, lower: int, why: str) -> LimitDecision:
+    lower = max(1, lower)
+    return LimitDecision(lower, Move.LOWER, why) if lower < limit else LimitDecision(limit, Move.KEEP, why)
+
+
+def _roomy(state: WorkerState) -> int:
+    """The highest limit that is harmless: the worker is idle, or its limit binds and as many more sequences of the
+    present mean would leave the pool roomy. 0 where the limit is not what requests wait for."""
     requests, used = state.requests, state.kv.utilization
     if requests.waiting == 0:
-        return used < IDLE_UTILIZATION
+        return state.limits.max_batch_limit if used < IDLE_UTILIZATION else 0
     if requests.running < state.limits.batch_limit:
-        return False
-    return used * higher / requests.running < ROOMY_UTILIZATION
+        return 0
+    if used <= 0:
+        return state.limits.max_batch_limit
+    return math.ceil(ROOMY_UTILIZATION * requests.running / used) - 1
+
+
+def _slow(state: WorkerState, targets: Targets | None) -> float:
+    """The time between two tokens as a share of its target; 0 without one, and where a batch of one is at work."""
+    seen = state.latency.time_per_output_token_p95_seconds
+    target = targets.time_per_output_token_s if targets is not None else None
+    return seen / target if seen is not None and target is not None and state.requests.running > 1 else 0.0
 
 
 def _since(moment: float | None, now: float) -> float:

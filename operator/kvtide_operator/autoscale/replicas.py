@@ -1,19 +1,24 @@
-"""How many replicas: up by need, down one at a time after a quiet window, held where numbers are missing.
+"""How many replicas: up by need, down after a quiet window, held where numbers are missing.
 
 tokens
   ^        D > up · C · n            → as many as D / (up · C), at once
   │  ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─
   │        neither                   → stay
   │  ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─
-  │        D < down · C · (n − 1)    → one fewer, if it stays so for the whole window
-D demand, C capacity of a replica, n replicas. Since down < up, n − 1 replicas are not asked to grow again.
+  │        D < down · C · (n − 1)    → fewer, if it stays so for the whole window: as few as its highest D allows
+D demand, C capacity of a replica, n replicas that serve or will soon. Since down < up, those that are left are not
+asked to grow again. Where latencies have targets, answers above them ask for one replica more than there is, and
+their demand is remembered as more than a replica's capacity.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtide_operator.api.conditions import Reason
-from kvtide_operator.autoscale.fleet import Load, Worker, add_up
+from kvtide_operator.autoscale.capacity import capacity_tokens, learn_from_latency, learn_from_queues, memory_tokens
+from kvtide_operator.autoscale.fleet import Fleet, Load, add_up
+from kvtide_operator.autoscale.latency import Slowness, slowness
+from kvtide_operator.autoscale.memory import Memory, Peak, Window
 from kvtide_operator.autoscale.policy import ScalingPolicy
 
 
@@ -21,17 +26,20 @@ from kvtide_operator.autoscale.policy import ScalingPolicy
 class Decision:
     """What to do, why, and from which numbers.
 
-    held:        numbers were missing, so nothing but the bounds was judged
-    below_since: since when the demand allows one replica fewer, in seconds since 1970; None when it does not
+    capacity: tokens that a replica is believed to serve; None where nobody knows
+    memory:   what the next pass is to remember
+    held:     numbers were missing, so nothing but the bounds was judged
     """
 
     current: int
     replicas: int
     reason: Reason
     message: str
-    ready: int
+    fleet: Fleet
     load: Load | None = None
-    below_since: float | None = None
+    capacity: int | None = None
+    slowness: Slowness = field(default_factory=Slowness)
+    memory: Memory = field(default_factory=Memory)
     held: bool = False
 
     @property
@@ -40,69 +48,108 @@ class Decision:
 
 
 def decide_replicas(
-    workers: list[Worker],
-    current: int,
+    fleet: Fleet,
     policy: ScalingPolicy,
-    below_since: float | None,
+    memory: Memory,
     mean_output_tokens: int | None,
     now: float,
     recent_tokens: int = 0,
 ) -> Decision:
-    """Decides for a fleet of `current` replicas, of which `workers` are ready; those still coming are in `current`.
-
-    mean_output_tokens, recent_tokens: as `add_up` takes them
-    """
+    """Decides for a fleet; mean_output_tokens, recent_tokens: as `add_up` takes them."""
+    current = fleet.replicas
+    kept = Memory(shown=memory.shown)
     bounded = policy.clamp(current)
     if bounded != current:
-        return _back_into_bounds(workers, current, bounded)
-    if not workers:
-        return Decision(current, current, Reason.NO_READY_WORKERS, "no worker is ready yet", ready=0, held=True)
-    for reason, blind in (
-        (Reason.METRICS_MISSING, [worker.name for worker in workers if worker.missing]),
-        (Reason.METRICS_STALE, [worker.name for worker in workers if worker.stale]),
-    ):
-        if blind:
-            message = f"holding {current} replicas: no fresh numbers from {', '.join(sorted(blind))}"
-            return Decision(current, current, reason, message, ready=len(workers), held=True)
-    states = [worker.state for worker in workers if worker.state is not None]
-    load = add_up(states, mean_output_tokens, recent_tokens)
-    return _weigh(load, current, len(workers), policy, below_since, now)
+        reason, message = _back_into_bounds(current, bounded)
+        return Decision(current, bounded, reason, message, fleet, memory=kept)
+    blind = _blind(fleet)
+    if blind is not None:
+        return Decision(current, current, *blind, fleet, memory=kept, held=True)
+    states = [one.state for one in fleet.workers if one.state is not None]
+    load, held_by_memory = add_up(states, mean_output_tokens, recent_tokens), memory_tokens(states)
+    slow = slowness(fleet, policy.targets)
+    peak = memory.peak if memory.peak is not None else Peak(0.0, now)
+    if policy.targets:
+        peak = peak.after(load.demand / len(states), now, states[0].latency.window_seconds)
+    shown = learn_from_queues(fleet.warm, held_by_memory, memory.shown, now)
+    if slow.asks:
+        shown = learn_from_latency(peak.tokens / policy.up, held_by_memory, shown, now)
+    capacity = capacity_tokens(held_by_memory, shown, now)
+    reason, message, replicas, window = _weigh(fleet, load, capacity, slow, policy, memory.window, now)
+    remembered = Memory(window, shown, peak if peak.tokens else None)
+    return Decision(current, replicas, reason, message, fleet, load, capacity, slow, remembered)
 
 
-def _back_into_bounds(workers: list[Worker], current: int, bounded: int) -> Decision:
+def _back_into_bounds(current: int, bounded: int) -> tuple[Reason, str]:
     if bounded > current:
-        reason, message = Reason.BELOW_MIN_REPLICAS, f"{current} replicas are below minReplicas {bounded}"
-    else:
-        reason, message = Reason.ABOVE_MAX_REPLICAS, f"{current} replicas are above maxReplicas {bounded}"
-    return Decision(current, bounded, reason, message, ready=len(workers))
+        return Reason.BELOW_MIN_REPLICAS, f"{current} replicas are below minReplicas {bounded}"
+    return Reason.ABOVE_MAX_REPLICAS, f"{current} replicas are above maxReplicas {bounded}"
+
+
+def _blind(fleet: Fleet) -> tuple[Reason, str] | None:
+    """Why there are no numbers to judge, and whose are missing; None where there are."""
+    if not fleet.workers:
+        return Reason.NO_READY_WORKERS, "no worker is ready yet"
+    mislabelled = [f"{one.name} {one.wrong}" for one in fleet.workers if one.state is not None and one.wrong]
+    for reason, what, names in (
+        (Reason.METRICS_MISSING, "no numbers from", [one.name for one in fleet.workers if one.missing]),
+        (Reason.METRICS_STALE, "no fresh numbers from", [one.name for one in fleet.workers if one.stale]),
+        (Reason.METRICS_MISLABELLED, "not its own numbers:", mislabelled),
+    ):
+        if names:
+            return reason, f"holding {fleet.replicas} replicas: {what} {', '.join(sorted(names))}"
+    return None
 
 
 def _weigh(
-    load: Load, current: int, ready: int, policy: ScalingPolicy, below_since: float | None, now: float
-) -> Decision:
-    def decided(replicas: int, reason: Reason, message: str, since: float | None = None) -> Decision:
-        return Decision(current, replicas, reason, message, ready=ready, load=load, below_since=since)
+    fleet: Fleet,
+    load: Load,
+    capacity: int,
+    slow: Slowness,
+    policy: ScalingPolicy,
+    window: Window | None,
+    now: float,
+) -> tuple[Reason, str, int, Window | None]:
+    current, supply = fleet.replicas, fleet.supply
+    demanded = math.ceil(load.demand / (policy.up * capacity))
+    needed = max(demanded, supply + 1 if slow.asks else 0)
+    numbers = f"demand of {load.demand} tokens on {supply} replicas of {capacity}"
+    if needed > supply:
+        why = f"{numbers} is above {policy.up:.0%}"
+        reason = Reason.DEMAND_ABOVE_TARGET
+        if demanded <= supply:
+            why, reason = f"{slow.worker} answers at {slow.worst:.1f} of a latency target", Reason.LATENCY_ABOVE_TARGET
+        # One more than needed in place of those that do not come: more would not come either.
+        target = policy.clamp(max(current, needed + fleet.replaceable))
+        if target > current:
+            return reason, f"{why}: {target} replicas", target, None
+        if current == policy.max_replicas and needed >= current:
+            return Reason.AT_MAX_REPLICAS, f"{why}; it asks for {needed}, maxReplicas is {current}", current, None
+        return Reason.REPLICAS_STUCK, f"{why}; {fleet.stuck} of {current} replicas do not start", current, None
+    if slow.near:
+        why = f"{numbers} is within bounds; {slow.worker} answers at {slow.worst:.1f} of a latency target"
+        return Reason.WITHIN_BOUNDS, why, current, None
+    fewer = _fewest(load.demand, capacity, fleet, policy)
+    if current == policy.min_replicas and load.demand < policy.down * capacity * (current - 1):
+        return Reason.AT_MIN_REPLICAS, f"{numbers} needs fewer, minReplicas is {current}", current, None
+    if fewer >= current:
+        return Reason.WITHIN_BOUNDS, f"{numbers} is within bounds", current, None
+    if window is None:
+        window = Window(now, load.demand)
+    window = Window(window.since, max(window.peak_tokens, load.demand))
+    left = math.ceil(policy.window_s - (now - window.since))
+    if left > 0:
+        return Reason.STABILIZING, f"{numbers} needs fewer; some go if it stays so for {left} s", current, window
+    target = _fewest(window.peak_tokens, capacity, fleet, policy)
+    if target >= current:
+        # A replica is believed to serve less than when the window began.
+        return Reason.WITHIN_BOUNDS, f"{numbers} is within bounds", current, None
+    why = f"demand of at most {window.peak_tokens} tokens stayed under {policy.down:.0%} of {target} replicas"
+    return Reason.DEMAND_BELOW_TARGET, f"{why} of {capacity} for {policy.window_s:.0f} s", target, None
 
-    capacity = load.capacity_per_replica
-    needed = math.ceil(load.demand / (policy.up * capacity))
-    numbers = f"demand of {load.demand} tokens on {current} replicas of {capacity}"
-    if needed > current:
-        target = policy.clamp(needed)
-        if target == current:
-            return decided(current, Reason.AT_MAX_REPLICAS, f"{numbers} asks for {needed}, maxReplicas is {current}")
-        return decided(target, Reason.DEMAND_ABOVE_TARGET, f"{numbers} is above {policy.up:.0%}: {target} replicas")
-    if load.demand >= policy.down * capacity * (current - 1):
-        return decided(current, Reason.WITHIN_BOUNDS, f"{numbers} is within bounds")
-    if current == policy.min_replicas:
-        return decided(current, Reason.AT_MIN_REPLICAS, f"{numbers} needs fewer, minReplicas is {current}")
-    since = now if below_since is None else below_since
-    if now - since < policy.window_s:
-        left = math.ceil(policy.window_s - (now - since))
-        return decided(
-            current, Reason.STABILIZING, f"{numbers} needs fewer; one goes if it stays so for {left} s", since
-        )
-    return decided(
-        current - 1,
-        Reason.DEMAND_BELOW_TARGET,
-        f"{numbers} stayed under {policy.down:.0%} of {current - 1} replicas for {policy.window_s:.0f} s",
-    )
+
+def _fewest(demand: int, capacity: int, fleet: Fleet, policy: ScalingPolicy) -> int:
+    """The fewest replicas that keep the demand under the lower threshold. Those that do not come are the first to go,
+    and take nothing with them."""
+    enough = max(policy.min_replicas, math.floor(demand / (policy.down * capacity)) + 1)
+    return enough if enough <= fleet.supply else fleet.replicas

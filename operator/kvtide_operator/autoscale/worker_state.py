@@ -27,6 +27,7 @@ class KVState(Api):
     live_tokens: int = Field(ge=0)
     utilization: float = Field(ge=0, le=1)
     block_size_tokens: int | None = None
+    num_blocks: int | None = None
     precision: str | None = None
     planned_precision: str | None = None
     quality: tuple[FormatQuality, ...] = ()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from kvtide_operator.api.status import WorkerStatus
 from kvtide_operator.autoscale.batch_limit import LimitDecision, LimitMemory, Move, decide_limit
 from kvtide_operator.autoscale.fleet import STALE_AFTER_S
+from kvtide_operator.autoscale.policy import targets_of
 from kvtide_operator.autoscale.worker_state import WorkerState
 from kvtide_operator.reconcile.actions import Event, LimitPush
 from kvtide_operator.reconcile.observed import Observed
@@ -23,6 +24,7 @@ class Limits:
 def limit_batches(observed: Observed, now: float) -> Limits:
     """Decides the batch limit of every ready worker with fresh numbers; the others keep theirs."""
     known = {worker.name: worker for worker in observed.resource.status.workers or []}
+    targets = targets_of(observed.resource.spec.autoscaling)
     pushes, workers, events = [], [], []
     for pod in sorted(observed.ready, key=lambda pod: pod.name):
         sample, before = observed.samples.get(pod.name), known.get(pod.name)
@@ -30,7 +32,7 @@ def limit_batches(observed: Observed, now: float) -> Limits:
             workers += [before] if before else []
             continue
         state = sample.state
-        decided = decide_limit(state, _memory(before), now)
+        decided = decide_limit(state, _memory(before), now, targets)
         if decided.move is not Move.KEEP:
             pushes.append(LimitPush(pod.name, pod.ip, decided.limit))
             moved = f"{pod.name}: batch limit {state.limits.batch_limit} to {decided.limit}: {decided.message}"

@@ -11,7 +11,7 @@ _BAD = {
     (ConditionType.MEMORY_WITHIN_PLAN, "False"),
 }
 _GOOD = {(ConditionType.PLANNED, "True"), (ConditionType.READY, "True")}
-_BLIND = (Reason.METRICS_MISSING, Reason.METRICS_STALE)
+_BLIND = (Reason.METRICS_MISSING, Reason.METRICS_STALE, Reason.METRICS_MISLABELLED)
 
 
 def events(before: list[Condition], after: list[Condition], decision: ScalingDecision | None) -> list[Event]:

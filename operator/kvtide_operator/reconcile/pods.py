@@ -37,6 +37,7 @@ class PodView:
     created_at:     by the API server's clock
     deletion_cost:  what its annotation says, None without one
     oom_killed_at:  when a container of it was last killed for its memory, as far as the pod still says
+    unready_since:  since when it is not ready, None while it is
     """
 
     name: str
@@ -51,6 +52,7 @@ class PodView:
     trouble: Trouble | None
     ending: Ending | None
     oom_killed_at: float | None = None
+    unready_since: float | None = None
 
     @classmethod
     def parse(cls, pod: Mapping[str, Any]) -> "PodView":
@@ -73,6 +75,7 @@ class PodView:
             trouble=_trouble(metadata["name"], status),
             ending=_ending(status),
             oom_killed_at=_oom_killed_at(status),
+            unready_since=None if ready else seconds(since or metadata["creationTimestamp"]),
         )
 
 

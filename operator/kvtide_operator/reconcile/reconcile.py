@@ -54,7 +54,7 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     in_force = _in_force(planning, live if ours else None)
 
     plan = in_force.plan if in_force else None
-    scaling = scale(observed, plan, live_replicas, now)
+    scaling = scale(observed, plan, live_replicas, now, in_force.intent if in_force else "")
     limits = limit_batches(observed, now)
     wanted = _children(observed, surroundings, planning, in_force, scaling.replicas)
     taken = _taken(observed, [*wanted, *planning.create])

@@ -5,19 +5,29 @@ from dataclasses import dataclass
 from kvtide_operator.api.conditions import Reason
 from kvtide_operator.api.plan import Plan
 from kvtide_operator.api.spec import AutoscalingMode
-from kvtide_operator.api.status import AutoscalingStatus, ScalingDecision
-from kvtide_operator.autoscale.fleet import Worker
+from kvtide_operator.api.status import AutoscalingStatus, DemandPeak, ScalingDecision, ShownCapacity
+from kvtide_operator.autoscale.capacity import Shown
+from kvtide_operator.autoscale.fleet import Fleet, Pending, Worker
+from kvtide_operator.autoscale.memory import Memory, Peak, Window
 from kvtide_operator.autoscale.policy import ScalingPolicy
 from kvtide_operator.autoscale.replicas import Decision, decide_replicas
 from kvtide_operator.plan.planner import workload_of
-from kvtide_operator.reconcile.observed import Observed
+from kvtide_operator.reconcile.observed import Observed, Sample
 from kvtide_operator.reconcile.pods import PodView, seconds, timestamp
 
 DECISIONS_KEPT = 10
 # An operator that comes back after less than this goes on with the window; after more it has missed too much.
 UNSEEN_S = 60.0
 # Held decisions that are worth a record when they begin; the others are the normal course of things.
-NOTABLE = (Reason.AT_MAX_REPLICAS, Reason.METRICS_MISSING, Reason.METRICS_STALE)
+NOTABLE = (
+    Reason.AT_MAX_REPLICAS,
+    Reason.REPLICAS_STUCK,
+    Reason.METRICS_MISSING,
+    Reason.METRICS_STALE,
+    Reason.METRICS_MISLABELLED,
+)
+# What no other replica would find a place for either.
+NO_PLACE = (Reason.UNSCHEDULABLE, Reason.INSUFFICIENT_GPU)
 
 
 @dataclass(frozen=True)
@@ -34,8 +44,11 @@ class Scaling:
     news: ScalingDecision | None
 
 
-def scale(observed: Observed, plan: Plan | None, current: int | None, now: float) -> Scaling:
-    """Decides for a Deployment of `current` replicas, None where there is no Deployment yet; plan: what it runs."""
+def scale(observed: Observed, plan: Plan | None, current: int | None, now: float, intent: str = "") -> Scaling:
+    """Decides for a Deployment of `current` replicas, None where there is no Deployment yet.
+
+    plan, intent: what it runs
+    """
     spec = observed.resource.spec
     mode, policy = spec.autoscaling.mode, ScalingPolicy.of(spec.autoscaling)
     active = mode is AutoscalingMode.ACTIVE
@@ -43,10 +56,9 @@ def scale(observed: Observed, plan: Plan | None, current: int | None, now: float
     before = current if active and current is not None else first
     previous = observed.resource.status.autoscaling or AutoscalingStatus()
     decision = decide_replicas(
-        [_worker(observed, pod) for pod in observed.ready],
-        before,
+        _fleet(observed, plan, intent, before, now),
         policy,
-        _below_since(previous, now),
+        _memory(previous, intent, now),
         workload_of(spec).expected_output_tokens,
         now,
         (plan.kv.recent_blocks or 0) * plan.kv.block_size_tokens if plan else 0,
@@ -56,30 +68,76 @@ def scale(observed: Observed, plan: Plan | None, current: int | None, now: float
     news = _news(decision, active, previous, now)
     kept = [news, *(previous.decisions or [])] if news else previous.decisions or []
     scaled = news is not None and decision.changes and active
+    window, shown, peak = decision.memory.window, decision.memory.shown, decision.memory.peak
     status = AutoscalingStatus(
         desired_replicas=decision.replicas,
         reason=decision.reason,
         message=decision.message,
         demand_tokens=decision.load.demand if decision.load else None,
-        capacity_tokens_per_replica=decision.load.capacity_per_replica if decision.load else None,
+        capacity_tokens_per_replica=decision.capacity,
         last_scale_time=timestamp(now) if scaled else previous.last_scale_time,
-        below_since=timestamp(decision.below_since) if decision.below_since is not None else None,
-        below_seen=timestamp(now) if decision.below_since is not None else None,
+        below_since=timestamp(window.since) if window else None,
+        below_seen=timestamp(now) if window else None,
+        below_peak_tokens=window.peak_tokens if window else None,
+        shown=ShownCapacity(intent=intent, tokens=shown.tokens, seen_at=timestamp(shown.seen_at)) if shown else None,
+        peak=DemandPeak(tokens_per_replica=round(peak.tokens, 1), at=timestamp(peak.at)) if peak else None,
         decisions=kept[:DECISIONS_KEPT] or None,
     )
     return Scaling(decision.replicas if active else before, decision, status, news)
 
 
-def _below_since(previous: AutoscalingStatus, now: float) -> float | None:
-    """The window that the last passes began, unless nobody has looked for so long that it says nothing."""
-    if not previous.below_since or not previous.below_seen or now - seconds(previous.below_seen) > UNSEEN_S:
-        return None
-    return seconds(previous.below_since)
+def _memory(previous: AutoscalingStatus, intent: str, now: float) -> Memory:
+    """What the last passes remembered, as far as it still says something: a window that nobody has looked at for so
+    long does not, nor what workers of another intent have shown."""
+    window, shown = None, None
+    if previous.below_since and previous.below_seen and now - seconds(previous.below_seen) <= UNSEEN_S:
+        window = Window(seconds(previous.below_since), previous.below_peak_tokens or 0)
+    if previous.shown and previous.shown.intent == intent:
+        shown = Shown(previous.shown.tokens, seconds(previous.shown.seen_at))
+    peak = Peak(previous.peak.tokens_per_replica, seconds(previous.peak.at)) if previous.peak else None
+    return Memory(window, shown, peak)
 
 
-def _worker(observed: Observed, pod: PodView) -> Worker:
+def _fleet(observed: Observed, plan: Plan | None, intent: str, replicas: int, now: float) -> Fleet:
+    previous = observed.resource.status.autoscaling
+    scaled = previous.last_scale_time if previous else None
+    return Fleet(
+        replicas=replicas,
+        workers=tuple(_worker(observed, pod, plan if pod.intent == intent else None, now) for pod in observed.ready),
+        pending=tuple(_pending(pod, now) for pod in observed.workers if not pod.ready and not pod.terminating),
+        absent_s=max(0.0, now - seconds(scaled)) if scaled else 0.0,
+    )
+
+
+def _worker(observed: Observed, pod: PodView, plan: Plan | None, now: float) -> Worker:
     sample = observed.samples.get(pod.name)
-    return Worker(pod.name, sample.state, sample.age_s) if sample else Worker(pod.name, None)
+    ready_s = max(0.0, now - pod.ready_since) if pod.ready_since is not None else float("inf")
+    if sample is None:
+        return Worker(pod.name, None, ready_s=ready_s)
+    wrong = _wrong(sample, observed.resource.served_name, plan) if plan is not None else None
+    return Worker(pod.name, sample.state, sample.age_s, wrong, ready_s)
+
+
+def _wrong(sample: Sample, served_name: str, plan: Plan) -> str | None:
+    """How a sample contradicts what its pod runs: its address may have become another pod's. What it does not say
+    contradicts nothing."""
+    reported, kv = sample.state.model_name, sample.state.kv
+    if reported is not None and reported != served_name:
+        return f"reports model {reported}, not {served_name}"
+    if kv.block_size_tokens not in (None, plan.kv.block_size_tokens):
+        return f"reports blocks of {kv.block_size_tokens} tokens, the plan has {plan.kv.block_size_tokens}"
+    if kv.planned_precision not in (None, plan.kv.precision):
+        return f"reports a plan for {kv.planned_precision}, its own is for {plan.kv.precision}"
+    return None
+
+
+def _pending(pod: PodView, now: float) -> Pending:
+    return Pending(
+        pod.name,
+        waiting_s=max(0.0, now - pod.unready_since) if pod.unready_since is not None else 0.0,
+        troubled=pod.trouble is not None,
+        unschedulable=pod.trouble is not None and pod.trouble.reason in NO_PLACE,
+    )
 
 
 def _off(decision: Decision, replicas: int, previous: AutoscalingStatus) -> AutoscalingStatus:
@@ -88,7 +146,7 @@ def _off(decision: Decision, replicas: int, previous: AutoscalingStatus) -> Auto
         reason=Reason.MODE_OFF,
         message="mode is Off: replicas follow spec.replicas",
         demand_tokens=decision.load.demand if decision.load else None,
-        capacity_tokens_per_replica=decision.load.capacity_per_replica if decision.load else None,
+        capacity_tokens_per_replica=decision.capacity,
         last_scale_time=previous.last_scale_time,
         decisions=previous.decisions,
     )
@@ -111,11 +169,15 @@ def _news(decision: Decision, active: bool, previous: AutoscalingStatus, now: fl
         reason=decision.reason,
         message=decision.message,
         demand_tokens=load.demand if load else None,
-        capacity_tokens_per_replica=load.capacity_per_replica if load else None,
+        capacity_tokens_per_replica=decision.capacity,
         live_tokens=load.live if load else None,
         queued_prompt_tokens=load.queued_prompts if load else None,
         expected_output_tokens=load.expected_output if load else None,
         recent_tokens=load.recent if load else None,
-        ready_replicas=decision.ready,
+        ready_replicas=len(decision.fleet.workers),
+        coming_replicas=decision.fleet.coming,
+        stuck_replicas=decision.fleet.stuck,
+        time_to_first_token_p95_seconds=decision.slowness.time_to_first_token_s,
+        time_per_output_token_p95_seconds=decision.slowness.time_per_output_token_s,
         applied=active,
     )
