@@ -1,7 +1,9 @@
 """The Kubernetes API as the operator uses it: plain JSON over the official client's asynchronous side."""
 
+import asyncio
 import json
 import os
+import random
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +18,12 @@ Json = dict[str, Any]
 
 TIMEOUT = aiohttp.ClientTimeout(total=30, connect=10)
 CONNECTIONS = 32
+# What is asked again, how often in all, and how long before: a pass that fails is run again by the queue anyway.
+TRIES = 4
+BACKOFF_S = 0.2
+LONGEST_WAIT_S = 5.0
+# Refused before anything was done: asked for too much at once, or a server that is going or coming.
+_AGAIN = (429, 503)
 # As kubectl lists: a page's answer is small enough for both sides, and most lists are one page.
 PAGE = 500
 
@@ -37,15 +45,24 @@ _PATHS = {
 
 
 class ApiError(Exception):
-    """The API server said no. `status` is HTTP's, 0 where it did not answer; the message is its own."""
+    """The API server said no. `status` is HTTP's, 0 where it did not answer; the message is its own.
 
-    def __init__(self, status: int, message: str) -> None:
+    retry_after_s: when it wants to be asked again, None where it does not say
+    """
+
+    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class Kube:
-    """One connection pool to the API server. Every method raises ApiError, and nothing else, when that says no."""
+    """One connection pool to the API server. Every method raises ApiError, and nothing else, when that says no.
+
+    What passes by itself is tried again a few times, with jitter and no earlier than the server says (Retry-After):
+    429, 5xx, a connection that cannot be had, and a patch that met another write (409). Whatever may have been done
+    already is asked again only where doing it twice is the same as once.
+    """
 
     def __init__(self, api: Any) -> None:
         self._api = api
@@ -126,6 +143,24 @@ class Kube:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> Json:
+        for tries in range(1, TRIES + 1):
+            try:
+                return await self._once(method, path, query, body, content_type)
+            except ApiError as error:
+                if tries == TRIES or not _worth_another(method, error):
+                    raise
+                jitter = random.uniform(0.5, 1.5)  # noqa: S311  not a secret
+                await asyncio.sleep(max(error.retry_after_s or 0.0, BACKOFF_S * 2 ** (tries - 1) * jitter))
+        raise AssertionError("the last try returns or raises")
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None,
+        body: Mapping[str, Any] | None,
+        content_type: str,
+    ) -> Json:
         headers = {"Accept": "application/json", "Content-Type": content_type}
         try:
             verb, url, headers, sent, _ = await self._api.param_serialize(
@@ -136,9 +171,28 @@ class Kube:
         except (aiohttp.ClientError, TimeoutError, OSError, ApiException) as error:
             raise ApiError(0, f"{method} {path}: {type(error).__name__} {error}") from error
         if not 200 <= response.status < 300:
-            raise ApiError(response.status, _message(content) or f"{method} {path}: HTTP {response.status}")
+            said = _message(content) or f"{method} {path}: HTTP {response.status}"
+            raise ApiError(response.status, said, _retry_after_s(response.headers.get("Retry-After")))
         answer: Json = json.loads(content)
         return answer
+
+
+def _worth_another(method: str, error: ApiError) -> bool:
+    """Whether the same request, a moment later, may be answered otherwise."""
+    if (error.retry_after_s or 0.0) > LONGEST_WAIT_S:
+        return False
+    if error.status == 409:
+        return method == "PATCH"
+    if error.status in (0, 500, 502, 504):
+        # It may have been done: to create it again would meet a 409, to replace it another version. A time-out has
+        # taken half a minute already.
+        return method in ("GET", "PATCH", "DELETE") and not isinstance(error.__cause__, TimeoutError)
+    return error.status in _AGAIN
+
+
+def _retry_after_s(header: str | None) -> float | None:
+    """The header in seconds; the API server writes no dates."""
+    return float(header) if header is not None and header.isdecimal() else None
 
 
 def _path(kind: str, namespace: str | None, name: str = "") -> str:
