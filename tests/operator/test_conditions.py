@@ -11,7 +11,7 @@ from kvtide_operator.api.status import Status
 from kvtide_operator.autoscale.worker_state import WorkerState
 from kvtide_operator.plan.intent import intent_hash
 from kvtide_operator.reconcile.broken import failed_pass, unreadable_spec
-from kvtide_operator.reconcile.observed import Observed, Surroundings
+from kvtide_operator.reconcile.observed import Answer, Observed, Surroundings
 from kvtide_operator.reconcile.reconcile import reconcile
 
 Json = dict[str, Any]
@@ -133,6 +133,36 @@ def test_progress(
     status = reconcile(observe(make_resource(), first, live), surroundings, now).status
     assert condition(status, ConditionType.PROGRESSING)[1] == progressing
     assert condition(status, ConditionType.READY)[1] == ready
+
+
+SILENT = Answer(False, "no answer to a request of one token within 8 s")
+
+
+@pytest.mark.parametrize(
+    ("answers", "ready", "available", "degraded"),
+    [
+        # two ready pods, and what became of a request to each
+        ([Answer(True), Answer(True)], ("True", "WorkersReady"), ("True", "WorkersReady"), "False"),
+        ([Answer(True), SILENT], ("False", "ProbeFailed"), ("True", "WorkersReady"), "True"),
+        ([SILENT, SILENT], ("False", "ProbeFailed"), ("False", "ProbeFailed"), "True"),
+        ([Answer(True), None], ("False", "Starting"), ("True", "WorkersReady"), "False"),
+        ([None, None], ("False", "Starting"), ("False", "NoReadyWorkers"), "False"),
+        ([Answer(None), Answer(None)], ("True", "WorkersReady"), ("True", "WorkersReady"), "False"),
+    ],
+)
+def test_ready_is_said_of_those_that_answer(
+    make_resource: Make, make_pod: MakePod, observe: See, surroundings: Surroundings, now: float, first: list[Json],
+    answers: list[Answer | None], ready: tuple[str, str], available: tuple[str, str], degraded: str,
+) -> None:  # fmt: skip
+    resource = make_resource(autoscaling={"mode": "Off"}, replicas=2)
+    pods = [make_pod(name, intent=intent_hash(resource)) for name in ("chat-a", "chat-b")]
+    given = {name: answer for name, answer in zip(("chat-a", "chat-b"), answers, strict=True) if answer is not None}
+    status = reconcile(observe(resource, first, pods, answers=given), surroundings, now).status
+    assert condition(status, ConditionType.READY) == ready
+    assert condition(status, ConditionType.AVAILABLE) == available
+    assert condition(status, ConditionType.DEGRADED)[0] == degraded
+    if degraded == "True":
+        assert "chat-b: no answer to a request of one token" in message(status, ConditionType.DEGRADED)
 
 
 def test_a_condition_keeps_its_time_while_it_says_the_same(

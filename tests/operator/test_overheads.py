@@ -175,7 +175,7 @@ Make = Callable[..., LLMDeployment]
 
 MEASURED = {"otherBytes": 300 * MIB, "deviceBytes": 2048 * MIB, "freeBytes": 500 * MIB}
 PARTS = {"weightsBytes": 260 * MIB, "kvPoolBytes": 900 * MIB, "activationsBytes": 40 * MIB}
-SEEN: Json = {"spec": {}, "ready_for_s": 60.0, "measured": MEASURED, "tokens": (1, 1), "age_s": 0.5, "overheads": {}}
+SEEN: Json = {"spec": {}, "ready_for_s": 60.0, "measured": MEASURED, "tokens": (63, 63), "age_s": 0.5, "overheads": {}}
 
 
 @pytest.fixture
@@ -216,7 +216,10 @@ def test_who_teaches(taught: Callable[..., dict[str, Overhead]]) -> None:
         {"ready_for_s": None},
         {"tokens": (0, 0)},  # it has not taken yet what requests make it take
         {"tokens": (900, 0)},
-        {"tokens": (0, 1)},
+        {"tokens": (0, 900)},
+        # what the operator itself asks for in ten minutes: 32, and one each 20 s
+        {"tokens": (62, 900)},
+        {"tokens": (900, 62)},
         {"age_s": 600.0},
         {"overheads": None},  # it could not be read, so nothing may be written over it
         {"intent": "0123456789abcdef"},

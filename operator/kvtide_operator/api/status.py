@@ -49,6 +49,13 @@ class KVStatus(Api):
     utilization_percent: int = Field(default=0, description="The same in whole percent, for kubectl get.")
 
 
+class RequestsStatus(Api):
+    """The requests of all ready workers together."""
+
+    running: int = Field(default=0, description="Requests in the batches.")
+    waiting: int = Field(default=0, description="Requests in the queues.")
+
+
 class WorkerStatus(Api):
     """One worker as last seen, with what the batch limit's rule remembers of it."""
 
@@ -60,6 +67,16 @@ class WorkerStatus(Api):
     preemptions: int = Field(description="Preemptions since its start, as counted by it.")
     limit_changed_at: Time | None = Field(default=None, description="When the operator last moved its batch limit.")
     limit_lowered_at: Time | None = Field(default=None, description="When the operator last lowered it.")
+    answers: bool | None = Field(
+        default=None,
+        description="Whether it answers requests, by the last one of the operator's; absent where unknown.",
+    )
+    device: str | None = Field(default=None, description="What it computes on.")
+    kernels: str | None = Field(default=None, description="The kernels of its attention.")
+    precision: str | None = Field(default=None, description="How it stores keys and values now.")
+    weight_precision: str | None = Field(default=None, description="How it stores weights.")
+    block_size_tokens: int | None = Field(default=None, description="Tokens of one of its KV blocks.")
+    num_blocks: int | None = Field(default=None, description="KV blocks of its pool.")
 
 
 class ScalingDecision(Api):
@@ -83,25 +100,15 @@ class ScalingDecision(Api):
         default=None, description="The part that all requests take beside their tokens, for the last ones in BF16."
     )
     ready_replicas: int = Field(description="Ready workers that were counted.")
-    applied: bool = Field(description="False in mode Observe, which writes nothing.")
-
-
-class AutoscalingStatus(Api):
-    """What the autoscaler last saw and decided."""
-
-    desired_replicas: int | None = Field(default=None, description="Replicas that it wants.")
-    reason: str | None = Field(default=None, description="Why, as one word of a closed list.")
-    message: str | None = Field(default=None, description="Why, with the numbers.")
-    demand_tokens: int | None = Field(default=None, description="KV tokens that live and queued requests need.")
     coming_replicas: int | None = Field(default=None, description="Replicas that start and were counted too.")
     stuck_replicas: int | None = Field(default=None, description="Replicas that do not start and were not counted.")
     time_to_first_token_p95_seconds: float | None = Field(
         default=None, description="Of the worker that is furthest above a latency target."
     )
     time_per_output_token_p95_seconds: float | None = Field(default=None, description="Of the same worker.")
-    capacity_tokens_per_replica: int | None = Field(default=None, description="KV tokens that one worker serves.")
-    last_scale_time: Time | None = Field(default=None, description="When replicas last changed.")
-    below_since: Time | None = Field(
+    applied: bool = Field(description="False in mode Observe, which writes nothing.")
+
+
 class ShownCapacity(Api):
     """What workers were seen to serve well, where that is less than their memory holds."""
 
@@ -117,12 +124,27 @@ class DemandPeak(Api):
     at: Time = Field(description="When.")
 
 
+class AutoscalingStatus(Api):
+    """What the autoscaler last saw and decided."""
+
+    desired_replicas: int | None = Field(default=None, description="Replicas that it wants.")
+    reason: str | None = Field(default=None, description="Why, as one word of a closed list.")
+    message: str | None = Field(default=None, description="Why, with the numbers.")
+    demand_tokens: int | None = Field(default=None, description="KV tokens that live and queued requests need.")
+    capacity_tokens_per_replica: int | None = Field(default=None, description="KV tokens that one worker serves.")
+    last_scale_time: Time | None = Field(default=None, description="When replicas last changed.")
+    below_since: Time | None = Field(
         default=None,
         description="Since when the demand has been low enough for fewer replicas, without a break.",
     )
     below_seen: Time | None = Field(
         default=None, description="When that was last seen; a longer break begins the window anew."
     )
+    below_peak_tokens: int | None = Field(default=None, description="The highest demand since then.")
+    shown: ShownCapacity | None = Field(
+        default=None, description="What a replica was seen to serve, where computing is what limits it."
+    )
+    peak: DemandPeak | None = Field(default=None, description="The highest demand of late, kept with latency targets.")
     decisions: list[ScalingDecision] | None = Field(
         default=None, max_length=10, description="The last ten decisions, newest first."
     )
@@ -133,16 +155,12 @@ class Status(Api):
 
     observed_generation: int | None = Field(default=None, description="The generation of the spec that this speaks of.")
     replicas: int = Field(default=0, description="Worker pods that there are.")
-    below_peak_tokens: int | None = Field(default=None, description="The highest demand since then.")
-    shown: ShownCapacity | None = Field(
-        default=None, description="What a replica was seen to serve, where computing is what limits it."
-    )
-    peak: DemandPeak | None = Field(default=None, description="The highest demand of late, kept with latency targets.")
     ready_replicas: int = Field(default=0, description="Worker pods that are ready.")
     selector: str | None = Field(default=None, description="Selects the worker pods; used by the scale subresource.")
     plan: Plan | None = Field(default=None, description="The plan in force.")
     memory: MemoryStatus | None = Field(default=None, description="Predicted and measured memory of one worker.")
     kv: KVStatus | None = Field(default=None, description="The KV cache of all ready workers together.")
+    requests: RequestsStatus | None = Field(default=None, description="The requests of all ready workers together.")
     batch_limit: int | None = Field(default=None, description="The lowest batch limit in force on a ready worker.")
     workers: Annotated[
         list[WorkerStatus] | None,

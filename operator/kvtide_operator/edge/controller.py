@@ -13,7 +13,7 @@ from kvtide_operator.edge.events import EventRecorder
 from kvtide_operator.edge.kube import Json, Kube
 from kvtide_operator.edge.metrics import Metrics
 from kvtide_operator.edge.nodes import Nodes
-from kvtide_operator.edge.observe import observe
+from kvtide_operator.edge.observe import Observer
 from kvtide_operator.edge.overheads import OverheadStore
 from kvtide_operator.edge.worker_client import WorkerClient
 from kvtide_operator.reconcile.broken import failed_pass, unreadable_spec
@@ -34,6 +34,7 @@ class Controller:
         self._settings = settings
         self._metrics = metrics
         self._workers = WorkerClient()
+        self._observer = Observer(kube, self._workers)
         self._events = EventRecorder(kube, settings.identity)
         self._nodes = Nodes(kube)
         self._overheads = OverheadStore(kube, settings.operator_namespace, settings.overheads_name)
@@ -41,6 +42,7 @@ class Controller:
 
     async def close(self) -> None:
         """Closes the connections to workers."""
+        await self._observer.close()
         await self._workers.close()
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
@@ -73,7 +75,7 @@ class Controller:
             status = unreadable_spec(last_status(document), generation, error, now)
             await write_status(self._kube, document, status)
             return RESTING_S
-        observed = await observe(self._kube, self._workers, resource)
+        observed = await self._observer.observe(resource)
         nodes = await self._nodes.read() if wants_nodes(observed) else None
         surroundings = Surroundings(
             worker_image=self._settings.worker_image,
@@ -108,3 +110,4 @@ class Controller:
         uid = self._uids.pop((namespace, name), None)
         if uid is not None:
             self._events.forget(uid)
+            self._observer.forget(namespace, name, uid)

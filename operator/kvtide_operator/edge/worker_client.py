@@ -1,4 +1,7 @@
-"""The workers' admin port: reads state, pushes limits. Timeouts are short: a worker that hangs holds nobody up."""
+"""The workers: reads state and pushes limits at the admin port, asks for a token as a client would.
+
+Timeouts are short: a worker that hangs holds nobody up.
+"""
 
 import asyncio
 import email.utils
@@ -8,9 +11,9 @@ from collections.abc import Iterable
 import aiohttp
 import pydantic
 
-from kvtide_operator.api.names import ADMIN_PORT
+from kvtide_operator.api.names import ADMIN_PORT, HTTP_PORT
 from kvtide_operator.autoscale.worker_state import WorkerState
-from kvtide_operator.reconcile.observed import Sample
+from kvtide_operator.reconcile.observed import Answer, Sample
 from kvtide_operator.reconcile.pods import PodView
 
 TIMEOUT = aiohttp.ClientTimeout(total=3, connect=1)
@@ -46,16 +49,34 @@ class WorkerClient:
         """Sets a worker's batch limit, live at its next step. Raises WorkerError."""
         try:
             async with self._session.put(
-                f"{_base(ip)}/v1/limits", json={"batchLimit": batch_limit}, headers=_bearer(token)
+                f"{_base(ip, ADMIN_PORT)}/v1/limits", json={"batchLimit": batch_limit}, headers=_bearer(token)
             ) as response:
                 if response.status != 200:
                     raise WorkerError(f"PUT /v1/limits: HTTP {response.status} {await response.text()}")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise WorkerError(f"PUT /v1/limits: {type(error).__name__} {error}") from error
 
+    async def ask(self, ip: str, model: str, key: str | None, within_s: float) -> Answer:
+        """Asks for one token through the port that clients use, and tells what became of it. Raises nothing."""
+        body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+        timeout = aiohttp.ClientTimeout(total=within_s, connect=5)
+        try:
+            async with self._session.post(
+                f"{_base(ip, HTTP_PORT)}/v1/completions",
+                json=body,
+                headers=_bearer(key) if key else {},
+                timeout=timeout,
+            ) as response:
+                said = (await response.text())[:200]
+                return _judged(response.status, said)
+        except TimeoutError:
+            return Answer(False, f"no answer to a request of one token within {within_s:.0f} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return Answer(False, f"a request of one token ended with {type(error).__name__}: {error}")
+
     async def _state(self, ip: str, token: str) -> Sample:
         try:
-            async with self._session.get(f"{_base(ip)}/v1/state", headers=_bearer(token)) as response:
+            async with self._session.get(f"{_base(ip, ADMIN_PORT)}/v1/state", headers=_bearer(token)) as response:
                 if response.status != 200:
                     raise WorkerError(f"GET /v1/state: HTTP {response.status}")
                 content = await response.read()
@@ -66,6 +87,16 @@ class WorkerClient:
         return Sample(state, max(0.0, answered_at - state.sampled_at))
 
 
+def _judged(status: int, said: str) -> Answer:
+    if status == 200:
+        return Answer(True)
+    if status == 401:
+        return Answer(None, "its clients need a key that the operator does not have")
+    if status == 429:
+        return Answer(True, "it has as many requests as it takes")
+    return Answer(False, f"a request of one token was answered with HTTP {status}: {said}")
+
+
 def _answered_at(date: str | None) -> float:
     """When the worker answered, by its own clock: another node's may be minutes off ours."""
     try:
@@ -74,8 +105,8 @@ def _answered_at(date: str | None) -> float:
         return time.time()
 
 
-def _base(ip: str) -> str:
-    return f"http://[{ip}]:{ADMIN_PORT}" if ":" in ip else f"http://{ip}:{ADMIN_PORT}"
+def _base(ip: str, port: int) -> str:
+    return f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}"
 
 
 def _bearer(token: str) -> dict[str, str]:

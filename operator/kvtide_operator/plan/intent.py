@@ -3,19 +3,25 @@
 from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.api.spec import LLMDeploymentSpec
 from kvtide_operator.children.manifest import content_hash
+from kvtide_operator.plan.references import References
 
 # Replicas and autoscaling are live: they change how many workers there are, never what a worker is.
 LIVE_FIELDS = {"replicas", "autoscaling"}
 
 
-def intent_hash(resource: LLMDeployment) -> str:
+def intent_hash(resource: LLMDeployment, references: References | None = None) -> str:
     """The hash of everything that a worker is made from, as the user says it.
+
+    references: what the Secrets and ConfigMaps that the spec names hold, as hashes; another content is another intent
 
     Defaults are left out, so that a field which a later version adds changes no hash; the operator's version and
     its default image are no part of it either. An operator upgrade therefore restarts no worker.
     """
     wanted = resource.spec.model_dump(by_alias=True, mode="json", exclude_defaults=True, exclude=LIVE_FIELDS)
-    return content_hash({"name": resource.name, "spec": wanted})
+    intent = {"name": resource.name, "spec": wanted}
+    held = {f"{ref.kind}/{ref.name}/{ref.key}": found for ref, found in (references or {}).items() if found}
+    # Where nothing is named, the hash is that of versions which knew no references.
+    return content_hash({**intent, "references": held} if held else intent)
 
 
 def model_hash(spec: LLMDeploymentSpec) -> str:

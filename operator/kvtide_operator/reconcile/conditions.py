@@ -51,23 +51,29 @@ def progressing(planning: Planning, force: Workforce) -> Verdict:
 def available(force: Workforce) -> Verdict:
     """Whether anybody answers."""
     kind = ConditionType.AVAILABLE
-    if force.ready:
-        return Verdict(kind, "True", Reason.WORKERS_READY, f"{force.ready} workers answer")
-    return Verdict(kind, "False", Reason.NO_READY_WORKERS, "no worker is ready")
+    if force.answering:
+        return Verdict(kind, "True", Reason.WORKERS_READY, f"{force.answering} workers answer")
+    if force.silent:
+        return Verdict(kind, "False", force.silent[0].reason, force.silent[0].message)
+    said = f"{force.ready} workers have yet to answer a first request" if force.ready else "no worker is ready"
+    return Verdict(kind, "False", Reason.NO_READY_WORKERS, said)
 
 
 def ready(planning: Planning, force: Workforce) -> Verdict:
-    """Whether all that is wanted is there: every worker, ready, of the present plan."""
+    """Whether all that is wanted is there: every worker, of the present plan, ready and seen to answer."""
     kind = ConditionType.READY
     if not planning.planned:
         return Verdict(kind, "False", planning.reason, planning.message)
     if force.desired == 0:
         return Verdict(kind, "False", Reason.SCALED_TO_ZERO, "replicas is 0")
-    if force.ready == force.current >= force.desired:
+    if force.answering == force.ready == force.current >= force.desired:
         return Verdict(kind, "True", Reason.WORKERS_READY, f"{force.ready} of {force.desired} workers are ready")
     if force.troubles:
         return Verdict(kind, "False", force.troubles[0].reason, force.troubles[0].message)
     reason = Reason.ROLLING_OUT if force.ready > force.current else Reason.STARTING
+    if force.ready == force.current >= force.desired:
+        unasked = force.ready - force.answering
+        return Verdict(kind, "False", reason, f"{unasked} of {force.ready} workers have yet to answer a first request")
     return Verdict(kind, "False", reason, f"{force.current} of {force.desired} workers are ready with the present plan")
 
 

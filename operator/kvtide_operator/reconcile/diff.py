@@ -12,24 +12,33 @@ _UNITS = {
 
 
 def differs(wanted: Any, live: Any) -> bool:
-    """Whether anything in `wanted` is missing or different in `live`, which may hold more.
+    """Whether anything in `wanted` is missing or different in `live`, which may hold more."""
+    return difference(wanted, live) is not None
+
+
+def difference(wanted: Any, live: Any, path: str = "") -> str | None:
+    """Where `live` first lacks or contradicts something of `wanted`, such as spec.ports[0].port; None where nowhere.
 
     The API server adds defaults, drops what is empty, and writes quantities in its own form (1024Mi as 1Gi).
     """
     if isinstance(wanted, Mapping):
         if not wanted:
-            return False
-        return not isinstance(live, Mapping) or any(differs(v, live.get(k)) for k, v in wanted.items())
+            return None
+        if not isinstance(live, Mapping):
+            return path
+        parts = ((wanted[key], live.get(key), f"{path}.{key}" if path else str(key)) for key in wanted)
+        return next((found for part in parts if (found := difference(*part)) is not None), None)
     if isinstance(wanted, list):
         if not wanted and not live:
-            return False
+            return None
         if not isinstance(live, list) or len(live) != len(wanted):
-            return True
-        return any(differs(*pair) for pair in zip(wanted, live, strict=True))
+            return path
+        pairs = ((*pair, f"{path}[{at}]") for at, pair in enumerate(zip(wanted, live, strict=True)))
+        return next((found for pair in pairs if (found := difference(*pair)) is not None), None)
     if wanted == live or (wanted in ("", False) and live is None):
-        return False
+        return None
     amounts = _amount(wanted), _amount(live)
-    return amounts[0] is None or amounts[0] != amounts[1]
+    return path if amounts[0] is None or amounts[0] != amounts[1] else None
 
 
 def _amount(value: Any) -> Decimal | None:

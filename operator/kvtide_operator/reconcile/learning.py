@@ -16,6 +16,9 @@ from kvtide_operator.reconcile.pods import PodView, timestamp
 _DEVICE_PERCENT = 5
 # The name of a GPU of which only the memory is known: many cards are called so.
 _ANY_GPU = "gpu"
+# More tokens than the operator's own requests come to (edge/prober.py): some while a worker starts, then two a minute.
+_PROBES_AT_LEAST = 32
+_PROBE_EVERY_S = 20.0
 
 
 def learn_overheads(observed: Observed, record: Record, surroundings: Surroundings, now: float) -> dict[str, Overhead]:
@@ -35,7 +38,7 @@ def _altered(resource: LLMDeployment) -> bool:
 
 def _sightings(observed: Observed, record: Record, worker_image: str, now: float) -> Iterator[Sighting]:
     # Pods of an earlier intent may carry what the present spec no longer says.
-    intent = intent_hash(observed.resource)
+    intent = intent_hash(observed.resource, observed.references)
     planned = record.planned.get(intent)
     # An image of the user's own is other software. It could also tell every namespace's plans what it liked.
     if planned is None or planned.image != worker_image or planned.plan["device"] == _ANY_GPU:
@@ -69,8 +72,9 @@ def _settled(pod: PodView, now: float) -> bool:
 
 def _overhead(state: WorkerState, planned: Planned) -> int | None:
     """What the worker took at most beside weights, pool and activations; None where that cannot be relied on."""
-    # One that has computed nothing has not taken yet what requests make it take.
-    if not state.counters.prompt_tokens or not state.counters.generation_tokens:
+    # One that has computed nothing but the operator's own requests has not taken yet what requests make it take.
+    asked = _PROBES_AT_LEAST + (state.sampled_at - state.started_at) / _PROBE_EVERY_S
+    if min(state.counters.prompt_tokens, state.counters.generation_tokens) <= asked:
         return None
     measured, planned_bytes = state.memory.measured, planned.plan["memory"]["deviceBytes"]
     device_bytes = measured.device_bytes or 0

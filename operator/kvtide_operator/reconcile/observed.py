@@ -8,6 +8,7 @@ from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.autoscale.worker_state import WorkerState
 from kvtide_operator.plan.nodes import NodeDevices
 from kvtide_operator.plan.overheads import Overheads
+from kvtide_operator.plan.references import References
 from kvtide_operator.reconcile.pods import PodView
 
 Live = Mapping[str, Any]
@@ -22,13 +23,28 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What became of the last request of one token that a worker was asked.
+
+    given:    None where that cannot be told, such as where clients need a key that the operator does not have
+    message:  why none was given
+    """
+
+    given: bool | None
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class Observed:
     """The resource and everything that belongs to it, as read just now.
 
-    children:  live objects by (kind, name), absent where there is none
-    workers:   the worker pods
-    inspector: the inspect pod
-    samples:   answers of workers by pod name, absent where one did not answer
+    children:   live objects by (kind, name), absent where there is none
+    lost:       children, by (kind, name), that were there when the operator last looked and are not any more
+    workers:    the worker pods
+    inspector:  the inspect pod
+    samples:    workers' accounts of themselves by pod name, absent where one gave none
+    answers:    whether ready workers answer requests, by pod name; absent for one that was not asked yet
+    references: what the Secrets and ConfigMaps hold that the spec names
     """
 
     resource: LLMDeployment
@@ -36,6 +52,9 @@ class Observed:
     workers: tuple[PodView, ...] = ()
     inspector: PodView | None = None
     samples: Mapping[str, Sample] = field(default_factory=dict)
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    references: References = field(default_factory=dict)
+    lost: frozenset[tuple[str, str]] = frozenset()
 
     def child(self, kind: str, name: str) -> Live | None:
         """A live child, None where there is none."""

@@ -14,6 +14,7 @@ from kvtide_operator.plan.intent import intent_hash, model_hash
 from kvtide_operator.plan.overheads import planned_overhead
 from kvtide_operator.plan.planner import make_plan
 from kvtide_operator.plan.record import Planned, Record
+from kvtide_operator.plan.references import check
 from kvtide_operator.plan.summary import summary
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.pods import Ending
@@ -39,6 +40,7 @@ _REASONS = {
     "ModelNotFound": Reason.MODEL_NOT_FOUND,
     "ModelDownloadFailed": Reason.MODEL_DOWNLOAD_FAILED,
     "DoesNotFit": Reason.DOES_NOT_FIT,
+    "ReferenceMissing": Reason.REFERENCE_MISSING,
 }
 # What an inspect pod may find wrong.
 _MODEL_REASONS = (
@@ -69,17 +71,18 @@ class Planning:
 def wants_nodes(observed: Observed) -> bool:
     """Whether a plan has to be made for a device that only the nodes tell of."""
     resource = observed.resource
-    return needs_nodes(resource.spec) and intent_hash(resource) not in _record(observed).planned
+    return needs_nodes(resource.spec) and intent_hash(resource, observed.references) not in _record(observed).planned
 
 
 def plan_workers(observed: Observed, surroundings: Surroundings, now: float) -> Planning:
     """Finds or makes the plan. Starts no worker by itself: without a plan there is nothing to start."""
     resource = observed.resource
-    base = Planning(intent_hash(resource), _record(observed), None, Reason.INSPECTING_MODEL, "")
+    base = Planning(intent_hash(resource, observed.references), _record(observed), None, Reason.INSPECTING_MODEL, "")
 
     if base.intent in base.record.planned:
         return replace(_with(base, base.record.planned[base.intent]), delete_pods=_leftover(observed))
     try:
+        check(observed.references)
         looked, shape = _look(base, observed, surroundings, now)
     except SizingError as error:
         return _wrong(base, error)

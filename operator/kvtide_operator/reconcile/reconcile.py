@@ -19,11 +19,13 @@ from kvtide_operator.reconcile.actions import Actions
 from kvtide_operator.reconcile.diff import differs
 from kvtide_operator.reconcile.learning import learn_overheads
 from kvtide_operator.reconcile.limits import limit_batches
+from kvtide_operator.reconcile.meddling import meddling
 from kvtide_operator.reconcile.memory import memory_within_plan
 from kvtide_operator.reconcile.news import events
 from kvtide_operator.reconcile.observed import Live, Observed, Surroundings
 from kvtide_operator.reconcile.planning import Planning, plan_workers
 from kvtide_operator.reconcile.pods import Trouble
+from kvtide_operator.reconcile.running import described, run_otherwise
 from kvtide_operator.reconcile.scaling import scale
 from kvtide_operator.reconcile.status import build_status, measured_memory
 from kvtide_operator.reconcile.workers import count, deployment_trouble
@@ -61,8 +63,10 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     changed = [manifest for manifest in wanted if _write(observed, manifest)]
 
     desired = scaling.replicas if in_force else 0
-    force = count(observed.workers, desired, in_force.intent if in_force else None)
+    force = count(observed.workers, observed.answers, desired, in_force.intent if in_force else None)
     troubles = taken + _troubles(observed, live if ours else None) + force.troubles
+    if in_force and plan:
+        troubles += tuple(run_otherwise(observed, in_force.intent, plan, None))
     measured = measured_memory(observed, in_force.intent) if in_force else {}
     verdicts = [
         judge.planned(planning),
@@ -76,17 +80,20 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     before = list(resource.status.conditions or [])
     stamped = judge.stamp(verdicts, before, resource.generation, now)
     fewer = live_replicas is not None and scaling.replicas < live_replicas
-    inspecting = planning.reason is Reason.INSPECTING_MODEL or observed.inspector is not None
+    waiting = (Reason.INSPECTING_MODEL, Reason.REFERENCE_MISSING)
+    inspecting = planning.reason in waiting or observed.inspector is not None
     busy = bool(observed.workers) or desired > 0 or inspecting
     return Actions(
-        status=build_status(observed, plan, measured, force, scaling.status, limits.workers, stamped),
+        status=build_status(
+            observed, plan, measured, force, scaling.status, described(limits.workers, observed), stamped
+        ),
         requeue_s=surroundings.resync_s if busy else RESTING_S,
         deletion_costs=_deletion_costs(observed) if fewer else {},
         apply=tuple(changed),
         create=planning.create,
         delete_pods=planning.delete_pods,
         limits=limits.pushes,
-        events=(*events(before, stamped, scaling.news), *limits.events),
+        events=(*meddling(observed, changed), *events(before, stamped, scaling.news), *limits.events),
         decision=scaling.news,
         learned=learn_overheads(observed, planning.record, surroundings, now),
     )

@@ -11,6 +11,7 @@ from kvtide_operator.api.status import (
     MeasuredMemory,
     MemoryStatus,
     PredictedMemory,
+    RequestsStatus,
     Status,
     WorkerStatus,
 )
@@ -49,6 +50,15 @@ def _kv(states: list[WorkerState]) -> KVStatus | None:
     )
 
 
+def _requests(states: list[WorkerState]) -> RequestsStatus | None:
+    if not states:
+        return None
+    return RequestsStatus(
+        running=sum(state.requests.running for state in states),
+        waiting=sum(state.requests.waiting for state in states),
+    )
+
+
 def build_status(
     observed: Observed,
     plan: Plan | None,
@@ -72,6 +82,7 @@ def build_status(
         plan=plan,
         memory=memory if plan or memory.measured else None,
         kv=_kv(states),
+        requests=_requests(states),
         batch_limit=min((worker.batch_limit for worker in workers), default=None),
         workers=list(workers) or None,
         autoscaling=autoscaling,
