@@ -4,9 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from kvtide_operator.api.crd import printer_columns
 from kvtide_operator.api.generate import render
+from kvtide_operator.plan.intent import LIVE_FIELDS
 
 CRD = Path(__file__).parents[2] / "crds" / "llmdeployments.yaml"
 # Parts of a pod that are Kubernetes' own: passed on and checked by the API server with the Deployment.
@@ -62,3 +65,30 @@ def test_lists_of_the_status_are_keyed_for_server_side_apply() -> None:
     status = schema()["properties"]["status"]["properties"]
     assert status["conditions"]["x-kubernetes-list-map-keys"] == ["type"]
     assert status["workers"]["x-kubernetes-list-map-keys"] == ["name"]
+
+
+def test_every_column_shows_a_field_that_there_is() -> None:
+    fields = {path for path, _ in walk(schema())} | {"metadata.creationTimestamp"}
+    columns = printer_columns()
+    plain = [column["jsonPath"].lstrip(".") for column in columns if "?" not in column["jsonPath"]]
+    assert len(columns) - len(plain) == 1  # the reason of Ready, a filter over conditions
+    assert set(plain) <= fields
+    wide = [column["name"] for column in columns if column.get("priority", 0) > 0]
+    assert wide == [
+        "Why", "Limit", "Planned-Limit", "Running", "Waiting", "Demand", "Capacity", "Scaling", "Scaled",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "live"),
+    [
+        ("replicas", True), ("autoscaling", True), ("model", False), ("workload", False), ("device", False),
+        ("kvCache", False), ("attention", False), ("drain", False), ("worker", False),
+    ],
+)  # fmt: skip
+def test_the_schema_says_what_restarts_workers(field: str, live: bool) -> None:
+    said = schema()["properties"]["spec"]["properties"][field]["description"]
+    assert ("Live: " in said) is live
+    assert ("restarts the workers" in said) is not live
+    alias = {"kvCache": "kv_cache"}.get(field, field)
+    assert (alias in LIVE_FIELDS) is live

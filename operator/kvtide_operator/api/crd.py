@@ -27,7 +27,23 @@ def printer_columns() -> list[dict[str, Any]]:
         ("KV%", "integer", ".status.kv.utilizationPercent"),
         ("Age", "date", ".metadata.creationTimestamp"),
     ]
-    return [{"name": name, "type": kind, "jsonPath": path} for name, kind, path in columns]
+    # With -o wide: why it is not ready, what the batch is and could be, and why there are as many replicas.
+    wide = [
+        ("Why", "string", '.status.conditions[?(@.type=="Ready")].reason'),
+        ("Limit", "integer", ".status.batchLimit"),
+        ("Planned-Limit", "integer", ".status.plan.batchLimit"),
+        ("Running", "integer", ".status.requests.running"),
+        ("Waiting", "integer", ".status.requests.waiting"),
+        ("Demand", "integer", ".status.autoscaling.demandTokens"),
+        ("Capacity", "integer", ".status.kv.capacityTokens"),
+        ("Scaling", "string", ".status.autoscaling.reason"),
+        ("Scaled", "date", ".status.autoscaling.lastScaleTime"),
+    ]
+    return [
+        {"name": name, "type": kind, "jsonPath": path, **({"priority": 1} if more else {})}
+        for more, group in ((False, columns), (True, wide))
+        for name, kind, path in group
+    ]
 
 
 def custom_resource_definition() -> dict[str, Any]:

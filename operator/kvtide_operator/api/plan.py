@@ -38,6 +38,9 @@ class PlanKV(Api):
     prefix_caching: bool | None = Field(
         default=None, description="Whether prompts that begin alike share what was computed."
     )
+    max_quality_loss_percent: float | None = Field(
+        default=None, description="What storing KV may cost in perplexity, which the worker checks when it loads."
+    )
     layers: list[PlanLayers] | None = Field(default=None, description="How each layer's keys and values are stored.")
 
 

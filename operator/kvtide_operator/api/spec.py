@@ -17,6 +17,9 @@ URI_RULE = rules(
     )
 )
 MAX_CONTEXT_TOKENS = 16_777_216
+# What a change of a part of the spec does to running workers; `plan.intent` says the same to the operator.
+RESTARTS = "A change restarts the workers, one at a time."
+LIVE = "Live: a change restarts nothing."
 
 
 class Profile(StrEnum):
@@ -73,7 +76,10 @@ class ModelSpec(Api):
     )
     auth_secret_ref: SecretKeyRef | None = Field(
         default=None,
-        description="The Secret with the token for a model that needs one; the worker gets it as HF_TOKEN.",
+        description=(
+            "The Secret with the token for a model that needs one; the worker gets it as HF_TOKEN."
+            " Another content restarts the workers, too."
+        ),
     )
 
 
@@ -243,42 +249,42 @@ class DrainSpec(Api):
 class LLMDeploymentSpec(Api):
     """What is served, on what, and within which bounds."""
 
-    model: ModelSpec = Field(description="Which model is served, and under which name.")
+    model: ModelSpec = Field(description=f"Which model is served, and under which name. {RESTARTS}")
     workload: WorkloadSpec = Field(
         default_factory=WorkloadSpec,
-        description="What requests look like.",
+        description=f"What requests look like. {RESTARTS}",
         json_schema_extra={"default": {}},
     )
-    device: DeviceSpec = Field(description="What one worker computes on, and how much memory it has.")
+    device: DeviceSpec = Field(description=f"What one worker computes on, and how much memory it has. {RESTARTS}")
     kv_cache: KVCacheSpec = Field(
         default_factory=KVCacheSpec,
-        description="How the KV cache is laid out and stored.",
+        description=f"How the KV cache is laid out and stored. {RESTARTS}",
         json_schema_extra={"default": {}},
     )
     attention: AttentionSpec = Field(
         default_factory=AttentionSpec,
-        description="How many KV heads the model is served with.",
+        description=f"How many KV heads the model is served with. {RESTARTS}",
         json_schema_extra={"default": {}},
     )
     replicas: int = Field(
         default=1,
         ge=0,
         le=MAX_INT32,
-        description="Behind the scale subresource: where Active starts from, what Off and Observe follow.",
+        description=f"Behind the scale subresource: where Active starts from, what Off and Observe follow. {LIVE}",
     )
     autoscaling: AutoscalingSpec = Field(
         default_factory=AutoscalingSpec,
-        description="How many replicas there may be, and when that changes.",
+        description=f"How many replicas there may be, and when that changes. {LIVE}",
         json_schema_extra={"default": {}},
     )
     drain: DrainSpec = Field(
         default_factory=DrainSpec,
-        description="How a worker that has to go finishes its requests.",
+        description=f"How a worker that has to go finishes its requests. {RESTARTS}",
         json_schema_extra={"default": {}},
     )
     worker: WorkerSpec = Field(
         default_factory=WorkerSpec,
-        description="What the worker's pods get beside what the operator gives them.",
+        description=f"What the worker's pods get beside what the operator gives them. {RESTARTS}",
         json_schema_extra={"default": {}},
     )
 

@@ -6,7 +6,10 @@ from kvtide_operator.api.fields import Api, LocalRef, PodField, Resources
 
 
 class WorkerSpec(Api):
-    """Additions to the worker's pod template; a change restarts the workers, one at a time."""
+    """Additions to the worker's pod template; a change restarts the workers, one at a time.
+
+    So does another content of a Secret or a ConfigMap that env and volumes name.
+    """
 
     image: str | None = Field(
         default=None,
@@ -16,7 +19,12 @@ class WorkerSpec(Api):
     )
     resources: Resources | None = Field(default=None, description="Requests and limits of the worker's container.")
     env: list[PodField] | None = Field(
-        default=None, max_length=100, description="Environment variables, as in a container's env."
+        default=None,
+        max_length=100,
+        description=(
+            "Environment variables, as in a container's env. Another content of a Secret or a ConfigMap that they name"
+            " restarts the workers, too."
+        ),
     )
     node_selector: dict[str, str] | None = Field(default=None, description="Labels that a node must have.")
     tolerations: list[PodField] | None = Field(
@@ -32,7 +40,14 @@ class WorkerSpec(Api):
     priority_class_name: str | None = Field(
         default=None, min_length=1, max_length=253, description="Priority class of the pods."
     )
-    volumes: list[PodField] | None = Field(default=None, max_length=50, description="More volumes, as in a pod.")
+    volumes: list[PodField] | None = Field(
+        default=None,
+        max_length=50,
+        description=(
+            "More volumes, as in a pod. Another content of a Secret or a ConfigMap that they name restarts the workers,"
+            " too."
+        ),
+    )
     volume_mounts: list[PodField] | None = Field(
         default=None, max_length=50, description="Where they are mounted, as in a container."
     )
