@@ -6,5 +6,5 @@ from kvtide_sizing.formats import Precision
 from kvtide_sizing.memory.weights import WeightFormat
 
 PRECISIONS = frozenset({Precision.BF16, Precision.INT8, Precision.K8V4, Precision.INT4, Precision.MIXED})
-WEIGHT_FORMATS = frozenset({WeightFormat.BF16})
+WEIGHT_FORMATS = frozenset({WeightFormat.BF16, WeightFormat.INT8})
 MAX_DEVICES = 1

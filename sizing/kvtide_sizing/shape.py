@@ -60,8 +60,8 @@ class Split(enum.StrEnum):
     COPIED = "Copied"  # every device has all of it
 
 
-# The name of the group that a mixture's experts are.
-EXPERTS = "experts"
+# Names of groups that are not stored like the others: a mixture's experts, what is looked up, what makes logits.
+EXPERTS, EMBEDDING, HEAD, NORMS = "experts", "embedding", "head", "norms"
 
 
 @dataclass(frozen=True)

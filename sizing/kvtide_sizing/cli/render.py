@@ -17,7 +17,7 @@ _BAR_WIDTH = 60
 
 def show(console: Console, plan: Plan, rungs: Sequence[Rung], explanation: Sequence[str]) -> None:
     """Print the plan, the ladder where rungs has one, and the formula where explanation has one."""
-    parts: list[Text | Table] = [_headline(plan), Text(), _bar(plan.memory), _memory(plan.memory), Text(), _kv(plan)]
+    parts: list[Text | Table] = [_headline(plan), Text(), _bar(plan.memory), _memory(plan), Text(), _kv(plan)]
     if rungs:
         parts += [Text(), _ladder(rungs)]
     parts += [Text(), _lines("because", plan.reasons, "green")]
@@ -61,14 +61,16 @@ def _bar(memory: MemoryPlan) -> Text:
     return bar
 
 
-def _memory(memory: MemoryPlan) -> Table:
+def _memory(plan: Plan) -> Table:
+    memory = plan.memory
     table = Table.grid(padding=(0, 2))
     table.add_column()
     for justify in ("right", "right", "right"):
         table.add_column(justify=justify)
     for name, amount, colour in _components(memory):
         share = f"{amount / memory.device_bytes:.1%}"
-        table.add_row(Text.assemble(("█ ", colour), name), format_bytes(amount), share, f"{amount:,}")
+        label = f"{name} in {plan.weights_format}" if name == "weights" else name
+        table.add_row(Text.assemble(("█ ", colour), label), format_bytes(amount), share, f"{amount:,}")
     return table
 
 

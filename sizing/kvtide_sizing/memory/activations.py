@@ -15,6 +15,14 @@ from dataclasses import dataclass
 
 from kvtide_sizing.devices.device import DeviceKind
 from kvtide_sizing.memory.kv import KvLayout
+from kvtide_sizing.memory.matrices import (
+    CPU_DEQUANTISED_ELEMENTS,
+    GPU_DEQUANTISED_ELEMENTS,
+    dequantised_rows,
+    head_of,
+    matrices_of,
+)
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.shape import LayerShape, ModelShape
 
 _BF16, _FLOAT32, _INT64, _INT32 = 2, 4, 8, 4
@@ -38,6 +46,9 @@ CPU_THREADS = 4
 # Of a row that is drawn from: float32 logits and probabilities, their order (float32 and int64), the sum before each,
 # and which are kept.
 _DRAW_BYTES = _FLOAT32 + _FLOAT32 + _FLOAT32 + _INT64 + _FLOAT32 + 1
+
+# Of an element of an embedding that is tied to a head in INT8, as it is looked up: its byte and its sign, and float32.
+_LOOKED_UP_BYTES = 2 + 4 * _FLOAT32
 
 # Lengths, places and scalars.
 _SMALL_BYTES = 16 << 10
@@ -63,6 +74,7 @@ def step_bytes(
     key_bases: bool = False,
     threads: int = CPU_THREADS,
     bf16_units: bool = True,
+    weights: WeightFormat = WeightFormat.BF16,
 ) -> int:
     """Peak bytes of a step's tensors: of one full of prefill, or of one with a full batch, whichever takes more.
 
@@ -72,9 +84,10 @@ def step_bytes(
     key_bases:       whether keys have bases, which a GPU turns keys and queries into in float32
     threads:         of torch, on a CPU
     bf16_units:      whether a CPU multiplies bfloat16 (AVX512-BF16, AMX); else products are first made in float32
+    weights:         of matrices; plain torch, which a GPU has for INT8, dequantises some rows of one at a time
     """
     return max(
-        _peak(shape, kind, layout, step, key_bases, threads, bf16_units)
+        _peak(shape, kind, layout, step, key_bases, threads, bf16_units, weights)
         for step in (_prefill(layout, context_tokens, batch), _full_batch(layout, context_tokens, batch))
     )
 
@@ -98,6 +111,7 @@ def _peak(
     key_bases: bool,
     threads: int,
     bf16_units: bool,
+    weights: WeightFormat,
 ) -> int:
     in_layers = max(_attention(shape, kind, step, layer, key_bases) for layer in shape.layer_kinds)
     # bfloat16 gate and up side by side, the gate's activation, their product
@@ -117,7 +131,22 @@ def _peak(
             mlp = max(mlp, wide + threads * _product_bytes(step.tokens, shape.hidden_size))
     lasting = _lasting(shape, kind, layout, step)
     drawing = logits + shape.vocab_size * _DRAW_BYTES
-    return max(lasting + max(in_layers, mlp, norm, projecting), drawing) + _SMALL_BYTES
+    looked_up = step.tokens * shape.hidden_size * _LOOKED_UP_BYTES if weights is WeightFormat.INT8 else 0
+    widest = max(in_layers, mlp, norm, projecting) + _dequantised(shape, kind, step, bf16_units, weights)
+    return max(lasting + max(looked_up, widest), drawing) + _SMALL_BYTES
+
+
+def _dequantised(shape: ModelShape, kind: DeviceKind, step: _Step, bf16_units: bool, weights: WeightFormat) -> int:
+    """Rows of a matrix of INT8 that are BF16 for a product, and what it gives; a CPU's kernels do without."""
+    if weights is not WeightFormat.INT8 or (kind is DeviceKind.CPU and bf16_units):
+        return 0
+    elements = GPU_DEQUANTISED_ELEMENTS if kind is DeviceKind.GPU else CPU_DEQUANTISED_ELEMENTS
+    each = _BF16 if bf16_units else _BF16 + _FLOAT32
+    most = 0
+    for matrix in (head_of(shape), *(one for layer in shape.layer_kinds for one in matrices_of(shape, layer))):
+        rows = dequantised_rows(matrix, elements)
+        most = max(most, rows * (matrix[1] + max(step.tokens, step.batch)) * each)
+    return most
 
 
 def _product_bytes(rows: int, inner: int) -> int:

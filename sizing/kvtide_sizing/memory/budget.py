@@ -43,6 +43,7 @@ class Budget:
     tables_bytes:   of these, block tables of a full batch of the longest sequences
     load_bytes:     what loading takes beside the weights at its peak, before the pool is there
     layout:         how blocks cover the layers
+    weights:        how matrices are stored
     """
 
     weights_bytes: int
@@ -52,6 +53,7 @@ class Budget:
     overhead_bytes: int
     load_bytes: int
     layout: KvLayout
+    weights: WeightFormat
 
     @property
     def load_peak_bytes(self) -> int:
@@ -100,6 +102,7 @@ class Budget:
                 context_tokens=context_tokens,
                 batch=batch,
                 key_bases=self.key_bases_bytes > 0,
+                weights=self.weights,
             ),
             tables_bytes=batch * self.layout.sequence_blocks(context_tokens) * TABLE_ENTRY_BYTES,
         )
@@ -135,12 +138,13 @@ def budget(
     layout = kv_layout(local, formats, block_size, STEP_TOKEN_BUDGET)
     bases = key_bases_bytes(local, formats)
     taken = Budget(
-        weights_bytes=weights_bytes(shape, weights, device.count) + bases,
+        weights_bytes=weights_bytes(shape, weights, device.count, packed=device.kind is DeviceKind.CPU) + bases,
         key_bases_bytes=bases,
         activations_bytes=0,
         tables_bytes=0,
         overhead_bytes=overhead_bytes(local, device),
-        load_bytes=load_bytes(local, device, key_bases=bases > 0),
+        load_bytes=load_bytes(local, device, key_bases=bases > 0, weights=weights),
         layout=layout,
+        weights=weights,
     )
     return taken.at_context(local, device.kind, context_tokens, batch)

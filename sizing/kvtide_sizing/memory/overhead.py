@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from kvtide_sizing.devices.device import Device, DeviceKind
 from kvtide_sizing.memory.key_bases import calibration_bytes
+from kvtide_sizing.memory.matrices import converting_bytes
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.quantity import MIB
 from kvtide_sizing.shape import ModelShape
 
@@ -23,6 +25,8 @@ CPU_SERVER_BYTES_PER_VOCAB_ENTRY = 768
 CPU_SERVER_LOAD_BYTES_PER_VOCAB_ENTRY = 512
 # A chunk of a weight in float32 twice, as it is dequantised on the way to its place.
 CPU_LOAD_CHUNK_BYTES = 16 * MIB
+# A chunk of a matrix in float32 three times, and its bytes three times, as it is quantised; 25.7 MiB were measured.
+QUANTISING_CHUNK_BYTES = 28 * MIB
 # Not measured: CUDA's context and the kernels' code (about 0.5 GiB on today's cards), cuBLAS's workspaces and captured
 # graphs. What the allocator loses between its segments is the reserve's.
 GPU_BYTES = 1024 * MIB
@@ -39,12 +43,20 @@ def overhead_bytes(shape: ModelShape, device: Device) -> int:
     return CPU_ENGINE_BYTES + CPU_SERVER_BYTES + shape.vocab_size * CPU_SERVER_BYTES_PER_VOCAB_ENTRY
 
 
-def load_bytes(shape: ModelShape, device: Device, *, key_bases: bool = False) -> int:
+def load_bytes(
+    shape: ModelShape, device: Device, *, key_bases: bool = False, weights: WeightFormat = WeightFormat.BF16
+) -> int:
     """Bytes that loading takes beside weights and overhead at its peak; the pool is not there yet.
 
-    Of a GPU what fitting the keys' bases takes, where there are any: weights are dequantised in the host's memory.
+    Of a GPU what fitting the keys' bases takes, where there are any, or what matrices take until they are quantised:
+    a checkpoint's are dequantised in the host's memory.
     """
     fitting = calibration_bytes(shape) if key_bases else 0
-    if device.kind is DeviceKind.GPU:
-        return fitting
-    return max(CPU_LOAD_CHUNK_BYTES, fitting) + shape.vocab_size * CPU_SERVER_LOAD_BYTES_PER_VOCAB_ENTRY
+    quantised, packed = weights is WeightFormat.INT8, device.kind is DeviceKind.CPU
+    converting = converting_bytes(shape, quantised=quantised, packed=packed)
+    if quantised:
+        converting += QUANTISING_CHUNK_BYTES
+    elif packed:
+        converting += CPU_LOAD_CHUNK_BYTES
+    taken = max(converting, fitting)
+    return taken if device.kind is DeviceKind.GPU else taken + shape.vocab_size * CPU_SERVER_LOAD_BYTES_PER_VOCAB_ENTRY

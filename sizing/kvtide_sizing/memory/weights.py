@@ -6,13 +6,20 @@ import enum
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kvtide_sizing.shape import EXPERTS, ModelShape, Split, WeightGroup
+from kvtide_sizing.memory.matrices import panels_bytes
+from kvtide_sizing.shape import EMBEDDING, EXPERTS, HEAD, NORMS, ModelShape, Split, WeightGroup
 
 BF16_BYTES = 2
+_FLOAT32_BYTES = 4
+
+# Of the architectures that are served.
+_HEADS_NORMALISED = ("Qwen3ForCausalLM", "Gemma3ForCausalLM")
+_NORMS_IN_FLOAT32 = ("Gemma3ForCausalLM",)
 
 
 class WeightFormat(enum.StrEnum):
-    """How matrices are served. Norms, biases and embeddings stay in BF16."""
+    """How matrices are served. Norms, biases and embeddings stay in BF16; in INT8 the head is a matrix too, and what
+    embeddings are tied to."""
 
     BF16 = "BF16"
     FP8 = "FP8"
@@ -23,20 +30,24 @@ class WeightFormat(enum.StrEnum):
 
 @dataclass(frozen=True)
 class _Matrix:
-    """bits and scale bits of an element, bytes of an output channel; experts_only: other matrices stay in BF16."""
+    """bits and scale bits of an element, bytes of an output channel.
+
+    experts_only: other matrices stay in BF16; head: it is stored so too
+    """
 
     bits: int
     scale_bits: Fraction = Fraction(0)
     channel_bytes: int = 0
     experts_only: bool = False
+    head: bool = False
 
 
 _MATRIX = {
     WeightFormat.BF16: _Matrix(bits=16),
     # a float32 scale for each tile of 128 · 128, as DeepSeek-V3's files have them
     WeightFormat.FP8: _Matrix(bits=8, scale_bits=Fraction(32, 128 * 128)),
-    # a float16 scale for each output channel
-    WeightFormat.INT8: _Matrix(bits=8, channel_bytes=2),
+    # a float32 scale for each output channel, as the worker has it
+    WeightFormat.INT8: _Matrix(bits=8, channel_bytes=4, head=True),
     # a float16 scale and zero point for each 128 elements of a row, which bounds GPTQ's and AWQ's packed zero points
     WeightFormat.INT4: _Matrix(bits=4, scale_bits=Fraction(32, 128)),
     # OCP's microscaling format: an exponent of 8 bits for each 32 elements; gpt-oss stores its experts so
@@ -50,9 +61,18 @@ def native_format(shape: ModelShape) -> WeightFormat:
     return next((known for known in native if known.value == shape.weights_dtype), WeightFormat.BF16)
 
 
-def weights_bytes(shape: ModelShape, stored: WeightFormat = WeightFormat.BF16, devices: int = 1) -> int:
-    """Bytes of the weights on each of so many devices: what is split, and what each one has a copy of."""
-    return sum(_group_bytes(group, shape.kv_heads, stored, devices) for group in shape.weights)
+def weights_bytes(
+    shape: ModelShape, stored: WeightFormat = WeightFormat.BF16, devices: int = 1, *, packed: bool = False
+) -> int:
+    """Bytes of the weights on each of so many devices: what is split, and what each one has a copy of.
+
+    packed: as a CPU's kernels hold matrices, in whole panels
+    """
+    taken = _more_of_norms(shape) + sum(_group_bytes(group, shape, stored, devices) for group in shape.weights)
+    if packed:
+        matrix = _MATRIX[stored]
+        taken += panels_bytes(shape, (matrix.bits + matrix.scale_bits) / 8, matrix.channel_bytes)
+    return taken
 
 
 def copied_bytes(shape: ModelShape, stored: WeightFormat, devices: int) -> int:
@@ -60,14 +80,29 @@ def copied_bytes(shape: ModelShape, stored: WeightFormat, devices: int) -> int:
     return devices * weights_bytes(shape, stored, devices) - weights_bytes(shape, stored)
 
 
-def _group_bytes(group: WeightGroup, kv_heads: int, stored: WeightFormat, devices: int) -> int:
+def _group_bytes(group: WeightGroup, shape: ModelShape, stored: WeightFormat, devices: int) -> int:
     matrix = _MATRIX[stored]
-    if not group.channels or (matrix.experts_only and group.name != EXPERTS):
+    channels = group.channels
+    if matrix.head and group.name == (EMBEDDING if shape.tied_embeddings else HEAD):
+        channels = shape.vocab_size
+    if not channels or (matrix.experts_only and group.name != EXPERTS):
         matrix = _MATRIX[WeightFormat.BF16]
-    elements = _ceil(group.elements * _share(group.split, kv_heads, devices))
+    elements = _ceil(group.elements * _share(group.split, shape.kv_heads, devices))
     # A matrix that is split by its rows keeps all its output channels on every device.
-    scales = matrix.channel_bytes * group.channels
+    scales = matrix.channel_bytes * channels
     return _ceil(Fraction(elements) * (matrix.bits + matrix.scale_bits) / 8) + scales
+
+
+def _more_of_norms(shape: ModelShape) -> int:
+    """What the worker holds of norms beyond two bytes a parameter: one of heads for each of them, and Gemma's, which
+    scale by 1 + weight, in float32."""
+    of_heads = sum((shape.query_heads + layer.kv_heads) * layer.head_dim for layer in shape.layers)
+    shared = sum(2 * layer.head_dim for layer in shape.layers)
+    more = of_heads - shared if shape.architecture in _HEADS_NORMALISED else 0
+    if shape.architecture not in _NORMS_IN_FLOAT32:
+        return more * BF16_BYTES
+    norms = sum(group.elements for group in shape.weights if group.name == NORMS)
+    return (norms + more) * _FLOAT32_BYTES - norms * BF16_BYTES
 
 
 def _share(split: Split, kv_heads: int, devices: int) -> Fraction:

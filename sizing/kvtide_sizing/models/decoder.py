@@ -8,7 +8,7 @@ from kvtide_sizing.errors import InvalidModel
 from kvtide_sizing.models.attention import Slides, always, layers_of
 from kvtide_sizing.models.config import Config
 from kvtide_sizing.models.weights import Tally
-from kvtide_sizing.shape import LayerShape, ModelShape, Split
+from kvtide_sizing.shape import EMBEDDING, HEAD, LayerShape, ModelShape, Split
 
 
 def decoder_shape(
@@ -17,9 +17,9 @@ def decoder_shape(
     """The shape of a decoder whose layers' weights are counted in tally; embedding and head are added to it."""
     hidden_size, vocab_size = config.size("hidden_size"), config.size("vocab_size")
     tied = config.flag("tie_word_embeddings")
-    tally.add("embedding", vocab_size * hidden_size, Split.SHARDED)
+    tally.add(EMBEDDING, vocab_size * hidden_size, Split.SHARDED)
     if not tied:
-        tally.add("head", vocab_size * hidden_size, Split.SHARDED)
+        tally.add(HEAD, vocab_size * hidden_size, Split.SHARDED)
     return ModelShape(
         name=config.name,
         architecture=architecture,

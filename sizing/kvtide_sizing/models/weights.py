@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvtide_sizing.shape import LayerShape, Split, WeightGroup
+from kvtide_sizing.shape import NORMS, LayerShape, Split, WeightGroup
 
 QUERY_AND_OUTPUT, KEY_AND_VALUE, MLP = "query and output", "key and value", "mlp"
 
@@ -31,7 +31,7 @@ class Tally:
 
     def norms(self, elements: int) -> None:
         """Count scales (and shifts) of normalisation."""
-        self.add("norms", elements, Split.COPIED)
+        self.add(NORMS, elements, Split.COPIED)
 
     def bias(self, split_elements: int = 0, copied_elements: int = 0) -> None:
         """Count biases: of outputs that devices share, and of outputs that all have."""

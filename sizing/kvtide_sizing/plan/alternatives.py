@@ -52,7 +52,7 @@ def _others(case: Case, native: ModelShape, policy: Policy) -> Iterator[tuple[st
             yield f"blockSizeTokens {size}", replace(case, block_size=size)
     for weights in (WeightFormat.BF16, WeightFormat.INT8):
         if weights is not case.weights:
-            yield f"weights {weights}", replace(case, weights=weights)
+            yield f"weightPrecision {weights}", replace(case, weights=weights)
 
 
 def _other_heads(case: Case, native: ModelShape, policy: Policy) -> list[int]:

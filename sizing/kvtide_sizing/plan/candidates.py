@@ -8,6 +8,7 @@ from kvtide_sizing import served
 from kvtide_sizing.devices.device import Device
 from kvtide_sizing.errors import UnsupportedPolicy, UnsupportedPrecision
 from kvtide_sizing.formats import Precision, precision_named
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.plan.workload import Policy, Profile
 from kvtide_sizing.shape import ModelShape
 
@@ -21,6 +22,9 @@ LOSS_BOUND_PERCENT = {
     Precision.K8V4: 1.0,
     Precision.INT4: 3.0,
 }
+
+# As measured for served models, rounded up: what weights in so many bits may cost beside BF16, in percent.
+WEIGHTS_LOSS_BOUND_PERCENT = {WeightFormat.BF16: 0.0, WeightFormat.INT8: 1.0}
 
 
 def precisions(policy: Policy, device: Device) -> tuple[Precision, ...]:

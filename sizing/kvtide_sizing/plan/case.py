@@ -90,7 +90,13 @@ class Case:
         """What a step takes beside that on a processor that does not multiply bfloat16."""
         layout, limit = self._budget_at_no_context.layout, self.batch_limit(context_tokens)
         without = step_bytes(
-            self._local, self.device.kind, layout, context_tokens=context_tokens, batch=limit, bf16_units=False
+            self._local,
+            self.device.kind,
+            layout,
+            context_tokens=context_tokens,
+            batch=limit,
+            bf16_units=False,
+            weights=self.weights,
         )
         return without - self.activations_bytes(context_tokens)
 

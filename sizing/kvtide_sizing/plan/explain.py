@@ -11,6 +11,7 @@ from kvtide_sizing.memory.budget import STEP_TOKEN_BUDGET, reserve_bytes
 from kvtide_sizing.memory.key_bases import head_basis_bytes
 from kvtide_sizing.memory.kv import KvLayout
 from kvtide_sizing.memory.sharding import shard
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.plan.case import Case
 from kvtide_sizing.plan.planner import choose_case
 from kvtide_sizing.plan.record import Plan
@@ -72,7 +73,8 @@ def _pool(plan: Plan, case: Case) -> Iterator[str]:
     groups = ", ".join(f"{group.name} {group.elements:,}" for group in case.shape.weights)
     share = "" if plan.device_count == 1 else ", of which this device's share (what is split, and its copies) takes"
     bases = case.budget(plan.max_context_tokens).key_bases_bytes
-    stored = f"in {plan.weights_format}{share} = {memory.weights_bytes - bases:,}"
+    how = ", a byte each of a matrix and four for each of its outputs," if case.weights is WeightFormat.INT8 else ""
+    stored = f"in {plan.weights_format}{how}{share} = {memory.weights_bytes - bases:,}"
     yield f"weights: {case.shape.parameters:,} parameters ({groups}) {stored}"
     yield from _key_bases(case, local)
     yield (

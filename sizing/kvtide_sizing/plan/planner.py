@@ -120,11 +120,12 @@ def _weights(shape: ModelShape, policy: Policy) -> WeightFormat:
         weights = WeightFormat(policy.weights)
     except ValueError:
         known = ", ".join(stored.value for stored in WeightFormat)
-        raise UnsupportedPrecision(f"'{policy.weights}' is no format of weights; write {known}, or Auto") from None
+        raise UnsupportedPrecision(f"'{policy.weights}' is no precision of weights; write {known}, or Auto") from None
     if weights is WeightFormat.MXFP4 and not shape.has_experts:
-        raise UnsupportedPrecision(f"weights MXFP4 are of experts, which {shape.name} has not; write INT4")
+        raise UnsupportedPrecision(f"model.weightPrecision MXFP4 is of experts, which {shape.name} has not; write INT4")
     if policy.served_only and weights not in served.WEIGHT_FORMATS:
-        raise UnsupportedPrecision(f"weights {weights} are not served by this release; write BF16")
+        known = ", ".join(stored.value for stored in WeightFormat if stored in served.WEIGHT_FORMATS)
+        raise UnsupportedPrecision(f"model.weightPrecision {weights} is not served by this release; write {known}")
     return weights
 
 
@@ -152,13 +153,15 @@ def _kv(case: Case, context_tokens: int, policy: Policy) -> KvPlan:
         num_blocks=taken.num_blocks(case.device.memory_bytes),
         block_tables=len(taken.layout.tables),
         tables_bytes=taken.tables_bytes,
-        layers=tuple(_layer_runs([(each.key.name, each.value.name) for each in case.formats])),
+        layers=tuple(layer_runs([(each.key.name, each.value.name) for each in case.formats])),
         recent_blocks=taken.layout.recent_blocks,
         prefix_caching=policy.prefix_caching,
+        max_quality_loss_percent=policy.max_quality_loss_percent,
     )
 
 
-def _layer_runs(formats: Sequence[tuple[str, str]]) -> Iterator[LayerRun]:
+def layer_runs(formats: Sequence[tuple[str, str]]) -> Iterator[LayerRun]:
+    """Neighbouring layers whose keys and values have formats of the same names."""
     first = 0
     for (key, value), run in groupby(formats):
         last = first + len(list(run)) - 1

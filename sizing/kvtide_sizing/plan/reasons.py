@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvtide_sizing.devices.device import DeviceKind
 from kvtide_sizing.formats import Precision
 from kvtide_sizing.memory.budget import STEP_TOKEN_BUDGET
 from kvtide_sizing.memory.weights import WeightFormat, copied_bytes, kv_heads_per_device
 from kvtide_sizing.plan.block_size import tail_waste
-from kvtide_sizing.plan.candidates import LOSS_BOUND_PERCENT
+from kvtide_sizing.plan.candidates import LOSS_BOUND_PERCENT, WEIGHTS_LOSS_BOUND_PERCENT
 from kvtide_sizing.plan.case import Case
 from kvtide_sizing.plan.record import Alternative, Plan
 from kvtide_sizing.plan.unserved import unserved
@@ -28,8 +29,7 @@ def reasons(plan: Plan, case: Case, native: ModelShape, workload: Workload, poli
         yield f"kvHeads {plan.attention.kv_heads}: " + _why_kv_heads(plan, policy)
     if workload.max_context_tokens is None:
         yield f"maxContextTokens {plan.max_context_tokens}: " + _why_context(plan, native)
-    if case.weights is not WeightFormat.BF16:
-        yield f"weights {case.weights}: " + ("as the checkpoint is stored" if policy.weights == "Auto" else "as asked")
+    yield f"weightPrecision {case.weights}: " + _why_weights(plan, case, policy)
     if plan.device_count > 1:
         yield f"{plan.device_count} devices: " + _how_devices_share(plan, case)
     yield (
@@ -114,6 +114,21 @@ def _why_context(plan: Plan, native: ModelShape) -> str:
     if plan.max_context_tokens < native.max_context_tokens:
         return f"the model allows {native.max_context_tokens}, cut to what one sequence finds room for"
     return "what the model allows"
+
+
+def _why_weights(plan: Plan, case: Case, policy: Policy) -> str:
+    stored = case.weights
+    if stored is not WeightFormat.BF16 and policy.weights == "Auto":
+        return "as the checkpoint is stored"
+    text = "nothing is rounded" if stored is WeightFormat.BF16 else "as asked"
+    if stored is WeightFormat.INT8:
+        loss = WEIGHTS_LOSS_BOUND_PERCENT[stored]
+        text += f"; a byte an element and a scale for each output may cost {loss:g} % in perplexity, as a bound"
+    other = WeightFormat.INT8 if stored is WeightFormat.BF16 else WeightFormat.BF16
+    would = replace(case, weights=other)
+    taken = format_bytes(would.budget(plan.max_context_tokens).weights_bytes)
+    held = would.max_concurrency(plan.max_context_tokens)
+    return f"{text}; {other} would take {taken} in place of {format_bytes(plan.memory.weights_bytes)}, and hold {held}"
 
 
 def _how_devices_share(plan: Plan, case: Case) -> str:

@@ -27,6 +27,7 @@ class KvPlan:
     tables_bytes:     of a full batch of the longest sequences; counted among the activations
     recent_blocks:    of all layers, that each sequence takes beside its tokens' for the last ones in BF16
     prefix_caching:   whether prompts that begin alike share what was computed
+    max_quality_loss_percent:  what storing KV as planned may cost in perplexity, at least
     """
 
     precision: str
@@ -39,6 +40,7 @@ class KvPlan:
     layers: tuple[LayerRun, ...]
     recent_blocks: int = 0
     prefix_caching: bool = True
+    max_quality_loss_percent: float = 1.0
 
     @property
     def capacity_tokens(self) -> int:
@@ -64,6 +66,7 @@ class KvPlan:
             "blockTablesBytes": self.tables_bytes,
             "recentBlocks": self.recent_blocks,
             "prefixCaching": self.prefix_caching,
+            "maxQualityLossPercent": self.max_quality_loss_percent,
             "layers": [{"layers": run.layers, "key": run.key, "value": run.value} for run in self.layers],
         }
 
@@ -83,6 +86,7 @@ class KvPlan:
             ),
             recent_blocks=int(data.get("recentBlocks", 0)),
             prefix_caching=bool(data.get("prefixCaching", True)),
+            max_quality_loss_percent=float(data.get("maxQualityLossPercent", 1.0)),
         )
 
 
@@ -134,7 +138,7 @@ class AttentionPlan:
 class Alternative:
     """What another choice would have given, all else the same.
 
-    choice:  the field and its value, such as 'blockSizeTokens 16'
+    choice:  the field and its value, such as 'blockSizeTokens 16' or 'weightPrecision INT8'
     served:  whether this release's worker runs it
     """
 

@@ -56,28 +56,47 @@ def _keeping_the_device(case: Case, context_tokens: int, policy: Policy) -> Iter
     smallest = replace(case, block_size=BLOCK_SIZES[0])
     if case.block_size > BLOCK_SIZES[0] and smallest.max_concurrency(context_tokens):
         yield f"with kvCache.blockSizeTokens {BLOCK_SIZES[0]}"
-    yield from _with_another_format(case, context_tokens, policy)
+    yield from _with_other_formats(case, context_tokens, policy)
     longest = case.longest_context
     if longest:
         yield f"with maxContextTokens {longest}"
 
 
-def _with_another_format(case: Case, context_tokens: int, policy: Policy) -> Iterator[str]:
+def _with_other_formats(case: Case, context_tokens: int, policy: Policy) -> Iterator[str]:
+    """Of KV, of weights, or of both where neither is enough."""
+    kv = list(_smaller_kv(case, policy))
+    found = next((other for other in kv if other.max_concurrency(context_tokens)), None)
+    if found is not None:
+        yield f"with kvCache.precision {found.precision}"
+    for lighter in _lighter(case, policy):
+        if lighter.max_concurrency(context_tokens):
+            yield f"with model.weightPrecision {lighter.weights}"
+            return
+        both = next(
+            (other for other in kv if replace(other, weights=lighter.weights).max_concurrency(context_tokens)), None
+        )
+        if found is None and both is not None:
+            yield f"with model.weightPrecision {lighter.weights} and kvCache.precision {both.precision}"
+            return
+
+
+def _smaller_kv(case: Case, policy: Policy) -> Iterator[Case]:
+    """Those whose blocks take less, best quality first."""
     smaller = (
         replace(case, precision=precision)
         for precision in LOSS_BOUND_PERCENT
         if (precision in served.PRECISIONS or not policy.served_only)
         and (precision is not Precision.FP8 or case.device.has_fp8)
     )
-    fitting = (other for other in smaller if other.block_bytes < case.block_bytes)
-    found = next((other for other in fitting if other.max_concurrency(context_tokens)), None)
-    if found is not None:
-        yield f"with kvCache.precision {found.precision}"
-        return
-    for weights in () if policy.served_only else (WeightFormat.INT8, WeightFormat.INT4):
-        if case.weights is WeightFormat.BF16 and replace(case, weights=weights).max_concurrency(context_tokens):
-            yield f"with weights in {weights}"
-            return
+    yield from (other for other in smaller if other.block_bytes < case.block_bytes)
+
+
+def _lighter(case: Case, policy: Policy) -> Iterator[Case]:
+    """Those whose weights take less, best quality first."""
+    if case.weights is WeightFormat.BF16:
+        for weights in (WeightFormat.INT8, WeightFormat.INT4):
+            if weights in served.WEIGHT_FORMATS or not policy.served_only:
+                yield replace(case, weights=weights)
 
 
 def _with_another_device(case: Case, context_tokens: int, policy: Policy) -> Iterator[str]:

@@ -13,12 +13,15 @@ from kvtide_sizing.models import catalog
     [
         ("llama-2-7b", WeightFormat.BF16, 2 * 6_738_415_616),
         # Matrices of 32 layers: (4 · 4096 · 4096 + 3 · 4096 · 11008) bytes, and for each of 4 · 4096 + 2 · 11008 + 4096
-        # output channels, 2 bytes; embedding and head of 32000 · 4096 and 65 norms of 4096 in BF16.
+        # output channels, 4 bytes; the head of 32000 · 4096 with them; embedding and 65 norms of 4096 in BF16.
         (
             "llama-2-7b",
             WeightFormat.INT8,
-            32 * (202_375_168 + 2 * 42_496) + 2 * (2 * 32_000 * 4096 + 65 * 4096),
+            32 * (202_375_168 + 4 * 42_496) + 32_000 * (4096 + 4) + 2 * (32_000 * 4096 + 65 * 4096),
         ),
+        # Embeddings that are tied to the head are in INT8 with it: 49,152 outputs, and 5184 of each of 30 layers; 61
+        # norms of 576 in BF16.
+        ("smollm2-135m", WeightFormat.INT8, 134_515_008 + 4 * (49_152 + 30 * 5184) + 61 * 576),
         # 4 bits, and 32 bits of scale and zero point for each 128 elements: 4.25 bits
         ("llama-2-7b", WeightFormat.INT4, 32 * (202_375_168 * 34 // 64) + 2 * (2 * 32_000 * 4096 + 65 * 4096)),
     ],

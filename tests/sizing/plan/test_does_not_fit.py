@@ -21,6 +21,8 @@ CASES = [
     ("smollm2-135m", "cpu:768Mi", 8192, None),
     ("smollm2-1.7b", "cpu:4Gi", 8192, 256),
     ("smollm2-135m", "cpu:256Mi", 64, 16),
+    ("llama-3.1-8b", "mygpu:16Gi", 8192, 64),
+    ("llama-3.1-8b", "mygpu:10496Mi", 8192, 64),
     ("gemma-3-27b", "a100-40gb", 131072, None),
     ("deepseek-v3", "h200", 65536, None),
 ]
@@ -43,7 +45,7 @@ def changed_plan(change: str, model: str, device: Device, context: int, block_si
         "on the device",
         "blockSizeTokens",
         "precision",
-        "weights in",
+        "weightPrecision",
         "device.count",
     )
     found = {key: match[1] for key in keys if (match := re.search(rf"{re.escape(key)} (\S+)", change))}
@@ -61,7 +63,7 @@ def changed_plan(change: str, model: str, device: Device, context: int, block_si
         Policy(
             found.get("precision", "BF16"),
             int(found["blockSizeTokens"]) if "blockSizeTokens" in found else block_size,
-            weights=found.get("weights in", "Auto"),
+            weights=found.get("weightPrecision", "Auto"),
         ),
     )
 
@@ -84,7 +86,7 @@ def test_every_offered_change_fits(
     assert 1 <= len(error.changes) <= 3
     for change in error.changes:
         assert change in str(error)
-        assert not (served_only and re.search("FP8|weights in|device.count", change))
+        assert not (served_only and re.search("FP8|weightPrecision INT4|device.count", change))
         assert changed_plan(change, model, given, context, block_size).max_concurrency >= 1
 
 
@@ -104,7 +106,8 @@ def test_all_kinds_of_changes_are_offered() -> None:
         for model, device, context, block_size in CASES
         for change in refusal(model, device_named(device), context, block_size).changes
     ]
-    for kind in ("precision INT8", "maxContextTokens", "device.memory", "device.count 2"):
+    both = "weightPrecision INT8 and kvCache.precision"
+    for kind in ("precision INT8", "maxContextTokens", "device.memory", "device.count 2", "weightPrecision INT8", both):
         assert any(kind in change for change in changes), kind
 
 

@@ -263,9 +263,12 @@ def test_each_alternative_is_what_its_plan_would_be() -> None:
     assert len(result.alternatives) >= 9
     for other in result.alternatives:
         field, value = other.choice.split()
-        name = {"precision": "precision", "kvHeads": "kv_heads", "blockSizeTokens": "block_size_tokens"}.get(
-            field, field
-        )
+        name = {
+            "precision": "precision",
+            "kvHeads": "kv_heads",
+            "blockSizeTokens": "block_size_tokens",
+            "weightPrecision": "weights",
+        }[field]
         choice = Policy(**{name: int(value) if value.isdecimal() else value})  # type: ignore[arg-type]
         same = plan_of("llama-2-7b", "a100-40gb", workload, choice)
         assert (other.bytes_per_token, other.capacity_tokens, other.max_concurrency, other.batch_limit) == (
@@ -314,8 +317,13 @@ def test_a_measured_overhead_takes_the_estimates_place() -> None:
         (CHAT, {"kv_heads": 2}, UnsupportedPolicy, "kvHeads 2: .* 9 query heads over 3 KV heads; write one of 1, 3"),
         (CHAT, {"kv_heads": "Some"}, InvalidWorkload, "kvHeads 'Some': write Native, Auto or a number"),
         (CHAT, {"kv_heads": 0}, InvalidWorkload, "kvHeads 0: write 1 or more"),
-        (CHAT, {"weights": "Q4"}, UnsupportedPrecision, "'Q4' is no format of weights; write BF16"),
-        (CHAT, {"weights": "INT8", "served_only": True}, UnsupportedPrecision, "weights INT8 are not served"),
+        (CHAT, {"weights": "Q4"}, UnsupportedPrecision, "'Q4' is no precision of weights; write BF16"),
+        (
+            CHAT,
+            {"weights": "INT4", "served_only": True},
+            UnsupportedPrecision,
+            r"model\.weightPrecision INT4 is not served by this release; write BF16, INT8",
+        ),
         (CHAT, {"max_quality_loss_percent": -1}, InvalidWorkload, "maxQualityLossPercent -1"),
     ],
 )

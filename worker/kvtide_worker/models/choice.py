@@ -15,10 +15,12 @@ from kvtide_sizing.errors import UnsupportedPrecision
 from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_worker.models.config import ModelConfig
 from kvtide_worker.models.layers import DecoderLayer, TorchLayers
+from kvtide_worker.models.matrix import Matrix
 from kvtide_worker.models.rope import Rotation
 
 _Pack = Callable[[torch.Tensor, torch.Tensor | None], PackedMatrix]
 _PACKING: dict[WeightFormat, _Pack] = {WeightFormat.BF16: PackedMatrix.bf16, WeightFormat.INT8: PackedMatrix.int8}
+_KEEPING = {WeightFormat.BF16: Matrix.plain, WeightFormat.INT8: Matrix.int8}
 
 logger = logging.getLogger(__name__)
 
@@ -70,15 +72,16 @@ def layers_for(
     config: ModelConfig, gate: Gate, dtype: torch.dtype, device: torch.device, weights: WeightFormat
 ) -> Layers:
     """The fastest that there is for the model on the device. Raises UnsupportedPrecision for weights that none has."""
+    if weights not in _KEEPING:
+        raise UnsupportedPrecision(
+            f"model.weightPrecision {weights} is not multiplied with by this worker; write {' or '.join(_KEEPING)}"
+        )
     kernels = _kernels(config, dtype, device)
-    if kernels is not None and weights in _PACKING:
+    if kernels is not None:
         return _PackedLayers(config, gate, kernels, _PACKING[weights])
     if weights is not WeightFormat.BF16:
-        raise UnsupportedPrecision(
-            f"weights {weights} in {dtype} are not multiplied with on this {device.type}: INT8 is, in "
-            "bfloat16 on processors with AVX512-BF16 and VBMI (AMD Zen 4, Intel Sapphire Rapids); write BF16"
-        )
-    return TorchLayers(config, gate)
+        logger.warning("plain torch multiplies with weights in %s, of which it makes %s each time", weights, dtype)
+    return TorchLayers(config, gate, _KEEPING[weights])
 
 
 def _kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Library | None:

@@ -46,12 +46,12 @@ class Decoder:
         self.config: ModelConfig = checkpoint.config
         self._layers = layers_for(self.config, self.GATE, dtype, device, weight_format)
         weights = WeightLoader(checkpoint, dtype, device)
-        embedding_table = weights.load("model.embed_tokens")
         for index in range(self.config.num_layers):
             self._layers.add(self.load_layer(weights, f"model.layers.{index}"))
-        tied = self.config.tied_embeddings
-        self._embedding = None if tied else embedding_table
-        head = embedding_table if tied else weights.load("lm_head")
+        # Behind the layers: a tied one may be turned into another format, and there is least beside it now.
+        table = weights.load("model.embed_tokens")
+        self._embedding = None if self.config.tied_embeddings else table
+        head = table if self.config.tied_embeddings else weights.load("lm_head")
         self._layers.set_head(self.load_norm(weights, "model.norm"), head)
         self._ropes = {
             rope: RotaryEmbedding(rope, context_tokens=context_tokens, dtype=dtype, device=device)

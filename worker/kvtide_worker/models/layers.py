@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import embedding, gelu, linear, silu
+from torch.nn.functional import gelu, silu
 
 from kvtide_kernels.cpu.layers import Gate
 from kvtide_worker.models.config import ModelConfig
+from kvtide_worker.models.matrix import Matrix
 from kvtide_worker.models.rope import Rotation, rotate
-from kvtide_worker.models.weights import loaded_bytes
 
 
 @dataclass(frozen=True)
@@ -36,31 +37,65 @@ class DecoderLayer:
     mlp_out_norm: torch.Tensor | None = None
 
 
-class TorchLayers:
-    """Layers one after another, on any device and in any dtype: `Layers` of choice.py."""
+@dataclass(frozen=True)
+class _TorchLayer:
+    """A layer's weights as they are kept: as `DecoderLayer`, a bias within its matrix."""
 
-    def __init__(self, config: ModelConfig, gate: Gate) -> None:
+    attention_norm: torch.Tensor
+    qkv: Matrix
+    attention_out: Matrix
+    mlp_norm: torch.Tensor
+    gate_up: Matrix
+    down: Matrix
+    heads_norm: torch.Tensor | None
+    attention_out_norm: torch.Tensor | None
+    mlp_out_norm: torch.Tensor | None
+
+
+class TorchLayers:
+    """Layers one after another, on any device and in any dtype: `Layers` of choice.py.
+
+    keep: what makes a matrix of a weight and a bias
+    """
+
+    def __init__(
+        self, config: ModelConfig, gate: Gate, keep: Callable[[torch.Tensor, torch.Tensor | None], Matrix]
+    ) -> None:
         self.config, self.gate = config, gate
-        self.layers: list[DecoderLayer] = []
-        self._head: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.layers: list[_TorchLayer] = []
+        self._keep = keep
+        self._head: tuple[torch.Tensor, Matrix] | None = None
 
     @property
     def nbytes(self) -> int:
         """As `Layers.nbytes`."""
-        return loaded_bytes(self._head or (), self.layers)
+        kept = [each for layer in self.layers for each in vars(layer).values() if each is not None]
+        return sum(each.nbytes for each in (*kept, *(self._head or ())))
 
     def add(self, layer: DecoderLayer) -> None:
         """As `Layers.add`."""
-        self.layers.append(layer)
+        self.layers.append(
+            _TorchLayer(
+                attention_norm=layer.attention_norm,
+                qkv=self._keep(layer.qkv, layer.qkv_bias),
+                attention_out=self._keep(layer.attention_out, None),
+                mlp_norm=layer.mlp_norm,
+                gate_up=self._keep(layer.gate_up, None),
+                down=self._keep(layer.down, None),
+                heads_norm=layer.heads_norm,
+                attention_out_norm=layer.attention_out_norm,
+                mlp_out_norm=layer.mlp_out_norm,
+            )
+        )
 
     def set_head(self, norm: torch.Tensor, weight: torch.Tensor) -> None:
         """As `Layers.set_head`."""
-        self._head = norm, weight
+        self._head = norm, self._keep(weight, None)
 
     def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """As `Layers.head_rows`."""
         assert self._head is not None
-        return embedding(token_ids, self._head[1])
+        return self._head[1].rows(token_ids)
 
     def begin(self, hidden: torch.Tensor) -> TorchLayersStep:
         """As `Layers.begin`."""
@@ -70,7 +105,7 @@ class TorchLayers:
         """As `Layers.logits`."""
         assert self._head is not None
         norm, weight = self._head
-        return project(rms_norm(hidden, norm, self.config.rms_norm_eps), weight)
+        return weight.multiply(rms_norm(hidden, norm, self.config.rms_norm_eps))
 
 
 class TorchLayersStep:
@@ -84,7 +119,7 @@ class TorchLayersStep:
         """As `LayersStep.before_attention`."""
         config, layer = self._config, self._layers.layers[index]
         query_heads, rotated_heads = config.query_heads, config.query_heads + config.kv_heads
-        heads = project(self._norm(self.hidden, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        heads = layer.qkv.multiply(self._norm(self.hidden, layer.attention_norm))
         heads = heads.view(-1, rotated_heads + config.kv_heads, config.head_dim)
         rotated = rotate(self._norm(heads[:, :rotated_heads], layer.heads_norm), *rotation)
         return rotated[:, :query_heads], rotated[:, query_heads:], heads[:, rotated_heads:]
@@ -93,29 +128,18 @@ class TorchLayersStep:
         """As `LayersStep.after_attention`."""
         layer = self._layers.layers[index]
         self.hidden = self.hidden + self._norm(
-            project(attended.flatten(1), layer.attention_out), layer.attention_out_norm
+            layer.attention_out.multiply(attended.flatten(1)), layer.attention_out_norm
         )
         # What was attended to does not live beside the MLP.
         del attended
-        gate, up = project(self._norm(self.hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        self.hidden = self.hidden + self._norm(project(self._activate(gate) * up, layer.down), layer.mlp_out_norm)
+        gate, up = layer.gate_up.multiply(self._norm(self.hidden, layer.mlp_norm)).chunk(2, dim=-1)
+        self.hidden = self.hidden + self._norm(layer.down.multiply(self._activate(gate) * up), layer.mlp_out_norm)
 
     def _activate(self, gate: torch.Tensor) -> torch.Tensor:
         return silu(gate) if self._layers.gate == "silu" else gelu(gate, approximate="tanh")
 
     def _norm(self, rows: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
         return rows if scale is None else rms_norm(rows, scale, self._config.rms_norm_eps)
-
-
-def project(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """rows [tokens, in] times weight [out, in], plus bias [out].
-
-    A single row takes another path through the CPU's BLAS, which sums in another order. With two at least, a
-    bfloat16 row gives the same result whoever shares the step with it; it costs a lone sequence a tenth of its speed.
-    """
-    if rows.shape[0] == 1:
-        return linear(rows.expand(2, -1), weight, bias)[:1]
-    return linear(rows, weight, bias)
 
 
 def rms_norm(rows: torch.Tensor, scale: torch.Tensor, epsilon: float) -> torch.Tensor:

@@ -63,8 +63,8 @@ def load_model(
 
     context_tokens: the longest sequence that will be served, by which Phi 3 chooses its RoPE; all of the model's
     context where it is not said
-    weight_format:  of the matrices; what another than BF16 takes comes beside one matrix in BF16 at a time. Raises
-    UnsupportedPrecision for one that nothing here multiplies with
+    weight_format:  of the matrices; in another than BF16 they come beside a layer's in BF16, or the head's. Raises
+    UnsupportedPrecision, before weights are read, for one that nothing here multiplies with
     """
     config = checkpoint.config
     return _FAMILIES[config.family](

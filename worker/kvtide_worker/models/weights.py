@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kvtide_worker.models.checkpoint import Checkpoint
-
-
-def loaded_bytes(shared: Iterable[torch.Tensor], layers: Iterable[object]) -> int:
-    """Bytes of a model's weights: shared ones and each layer's; one that is tied counts once."""
-    tensors = [*shared, *(tensor for layer in layers for tensor in vars(layer).values() if tensor is not None)]
-    return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
 
 
 @dataclass(frozen=True)
