@@ -99,6 +99,10 @@ def test_probes_and_ports(make_resource: Make) -> None:
         "readinessProbe": {"path": "/ready", "port": "http"},
         "livenessProbe": {"path": "/health", "port": "http"},
     }
+    # One that hangs is found within a minute, and not waited for as for one that drains.
+    liveness = worker["livenessProbe"]
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] + liveness["timeoutSeconds"] <= 60
+    assert liveness["terminationGracePeriodSeconds"] == 10
     assert worker["startupProbe"]["periodSeconds"] == 1
     assert worker["startupProbe"]["failureThreshold"] == 310  # 300 s and 500 MB at 50 MB/s
 
@@ -154,6 +158,39 @@ def test_the_deployment_never_surges(make_resource: Make) -> None:
     assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     assert spec["replicas"] == 2
     assert spec["selector"]["matchLabels"].items() <= template(resource)["metadata"]["labels"].items()
+
+
+def test_where_there_is_room_the_new_worker_comes_first(make_resource: Make) -> None:
+    resource = make_resource()
+    spec = deployment(resource, template(resource), 1, 0, surge=True)["spec"]
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_a_node_can_be_drained_of_a_worker_that_is_broken(make_resource: Make) -> None:
+    # https://kubernetes.io/docs/tasks/run-application/configure-pdb/#unhealthy-pod-eviction-policy
+    spec = disruption_budget(make_resource())["spec"]
+    assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
+@pytest.mark.parametrize(
+    ("affinity", "terms"),
+    [
+        (None, [[]]),
+        ({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "a", "operator": "Exists"}]},
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["b"]}]},
+        ]}}}, [[{"key": "a", "operator": "Exists"}], []]),
+    ],
+)  # fmt: skip
+def test_nodes_to_keep_off_are_left_out_of_every_choice(
+    make_resource: Make, affinity: dict[str, Any] | None, terms: list[Any]
+) -> None:
+    resource = make_resource(worker={"affinity": affinity} if affinity else {})
+    spec = worker_template(resource, "abc123", "registry/worker:1", 0, ("gpu", ("small",)))["spec"]
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    away = {"key": "gpu", "operator": "NotIn", "values": ["small"]}
+    assert [term["matchExpressions"] for term in required["nodeSelectorTerms"]] == [[*found, away] for found in terms]
+    assert "affinity" not in template(make_resource())["spec"]
 
 
 def test_the_service_leaves_the_admin_port_out(make_resource: Make) -> None:

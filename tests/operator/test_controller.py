@@ -55,6 +55,9 @@ class Cluster:
             return self.nodes
         return [found for (of_kind, _, _), found in self.objects.items() if of_kind == kind]
 
+    async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[list[Json]]:
+        yield await self.list_all(kind, namespace, selector)
+
     async def apply(self, manifest: Json, subresource: str = "") -> None:
         if subresource:
             self.objects[names.KIND, "team", "chat"]["status"] = copy.deepcopy(manifest["status"])

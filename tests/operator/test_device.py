@@ -16,6 +16,7 @@ from kvtide_operator.plan.device import (
     device_warnings,
     needs_nodes,
     resolve_device,
+    too_small,
 )
 from kvtide_operator.plan.nodes import NodeDevices, Taint
 from kvtide_sizing.errors import SizingError
@@ -65,6 +66,46 @@ def test_a_mig_slice_is_a_device_of_its_own(make_resource: Make) -> None:
     spec = make_resource(device={"resourceName": "nvidia.com/mig-1g.5gb"}).spec
     sliced = node("sliced", {**A100, **SLICE}, 7, "nvidia.com/mig-1g.5gb")
     assert resolve_device(spec, (*NODES, sliced)).memory_bytes == 4864 * MIB
+
+
+@pytest.mark.parametrize("nodes", [None, (node("silent", {}, 7, "nvidia.com/mig-1g.10gb"),)], ids=["unread", "silent"])
+def test_where_no_node_tells_a_mig_slice_has_what_its_name_says(
+    make_resource: Make, nodes: tuple[NodeDevices, ...] | None
+) -> None:
+    spec = make_resource(device={"resourceName": "nvidia.com/mig-1g.10gb"}).spec
+    # `nvidia-smi mig -lgip`: 9.50 GiB on an A100 of 80 GB, 9.75 on an H100, 9.62 as a double slice of 40 GB
+    assert resolve_device(spec, nodes).memory_bytes == 9728 * MIB
+    (warning,) = device_warnings(spec, nodes)
+    assert "no node tells the memory of nvidia.com/mig-1g.10gb: planned for 9.50 GiB" in warning
+
+
+def test_a_slice_that_nobody_has_measured_is_not_guessed(make_resource: Make) -> None:
+    spec = make_resource(device={"resourceName": "nvidia.com/mig-1g.99gb"}).spec
+    with pytest.raises(DeviceMemoryUnknown, match="no right to list nodes"):
+        resolve_device(spec, None)
+
+
+@pytest.mark.parametrize(
+    ("memory", "worker", "nodes", "avoid"),
+    [
+        ("40Gi", {}, NODES, ("nvidia.com/gpu.product", ("NVIDIA-L4",))),
+        ("20Gi", {}, NODES, None),  # both have it
+        ("80Gi", {}, NODES, None),  # neither has: the plan is for a node that is yet to come
+        ("40Gi", {"nodeSelector": {"pool": "train"}}, NODES, None),  # it cannot get to the small one
+        ("40Gi", {}, None, None),
+        # the same card with two memories: the label of the memory tells them apart
+        (
+            "40Gi",
+            {},
+            (node("whole", A100), node("half", {**A100, "nvidia.com/gpu.memory": "20480"})),
+            ("nvidia.com/gpu.memory", ("20480",)),
+        ),
+    ],
+)
+def test_a_worker_keeps_off_devices_that_are_too_small_for_its_plan(
+    make_resource: Make, memory: str, worker: Json, nodes: tuple[NodeDevices, ...] | None, avoid: Any
+) -> None:
+    assert too_small(make_resource(device={"memory": memory}, worker=worker).spec, nodes) == avoid
 
 
 @pytest.mark.parametrize(

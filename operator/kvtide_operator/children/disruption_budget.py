@@ -6,7 +6,7 @@ from kvtide_operator.children.manifest import Manifest, child
 
 
 def disruption_budget(resource: LLMDeployment) -> Manifest:
-    """Lets one worker go at a time, the only one included: a node must always be drainable."""
+    """Lets one worker go at a time, the only one included, and any that is broken: a node must always be drainable."""
     return child(
         resource,
         "policy/v1",
@@ -15,6 +15,7 @@ def disruption_budget(resource: LLMDeployment) -> Manifest:
         {
             "spec": {
                 "maxUnavailable": 1,
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
                 "selector": {"matchLabels": names.worker_labels(resource.name)},
             }
         },

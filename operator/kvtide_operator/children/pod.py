@@ -60,15 +60,31 @@ def volumes(resource: LLMDeployment) -> tuple[list[dict[str, Any]], list[dict[st
     return found + (worker.volumes or []), mounts + (worker.volume_mounts or [])
 
 
-def placement(resource: LLMDeployment) -> dict[str, Any]:
-    """Where pods may run, as the user says."""
+def placement(resource: LLMDeployment, avoid: tuple[str, tuple[str, ...]] | None = None) -> dict[str, Any]:
+    """Where pods may run, as the user says.
+
+    avoid: a label and the values of nodes that pods must keep away from
+    """
     worker = resource.spec.worker
     wanted = {
         "nodeSelector": worker.node_selector,
         "tolerations": worker.tolerations,
-        "affinity": worker.affinity,
+        "affinity": worker.affinity if avoid is None else _away_from(*avoid, worker.affinity or {}),
         "priorityClassName": worker.priority_class_name,
         "runtimeClassName": worker.runtime_class_name,
         "imagePullSecrets": [ref.to_json() for ref in worker.image_pull_secrets or []],
     }
     return {key: value for key, value in wanted.items() if value}
+
+
+def _away_from(key: str, values: tuple[str, ...], affinity: dict[str, Any]) -> dict[str, Any]:
+    """The affinity with one requirement more: a node must match one of the terms, and all expressions of that."""
+    away = {"key": key, "operator": "NotIn", "values": list(values)}
+    of_nodes = affinity.get("nodeAffinity") or {}
+    required = of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = [
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), away]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    pinned = {**of_nodes, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {**affinity, "nodeAffinity": pinned}

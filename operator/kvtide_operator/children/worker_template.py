@@ -11,6 +11,8 @@ from kvtide_operator.plan.device import container_memory
 
 # The kubelet's SIGKILL comes this long after the worker's own end of draining.
 GRACE_AFTER_DRAIN_S = 15
+# One that is ended because it hangs has this long.
+HUNG_GRACE_S = 10
 # A start loads weights from a slow disk or the network: this long, and longer for larger models.
 STARTUP_BASE_S = 300
 STARTUP_BYTES_PER_S = 50_000_000
@@ -70,14 +72,23 @@ def _probes(weights_bytes: int) -> dict[str, Any]:
             "httpGet": get("/health"),
             "periodSeconds": 10,
             "timeoutSeconds": 10,
-            "failureThreshold": 6,
+            "failureThreshold": 4,
+            # What hangs finishes no stream and hears no SIGTERM: to wait for its drain would only keep it longer.
+            "terminationGracePeriodSeconds": HUNG_GRACE_S,
         },
     }
 
 
-def worker_template(resource: LLMDeployment, intent: str, image: str, weights_bytes: int) -> Manifest:
+def worker_template(
+    resource: LLMDeployment,
+    intent: str,
+    image: str,
+    weights_bytes: int,
+    avoid: tuple[str, tuple[str, ...]] | None = None,
+) -> Manifest:
     """The template for the intent with this hash.
 
+    avoid: a label and the values of nodes whose devices are smaller than was planned for
     Raises InvalidModelUri where the model's URI cannot be read, and InvalidDevice for a CPU without a memory.
     """
     worker = resource.spec.worker
@@ -119,7 +130,7 @@ def worker_template(resource: LLMDeployment, intent: str, image: str, weights_by
         metadata["annotations"] = worker.annotations
     pod_spec = {
         **pod.HARDENED_POD,
-        **pod.placement(resource),
+        **pod.placement(resource, avoid),
         "terminationGracePeriodSeconds": resource.spec.drain.timeout_seconds + GRACE_AFTER_DRAIN_S,
         "containers": [container],
         "volumes": volumes,

@@ -18,8 +18,9 @@ from kvtide_operator.edge.overheads import OverheadStore
 from kvtide_operator.edge.worker_client import WorkerClient
 from kvtide_operator.reconcile.broken import failed_pass, unreadable_spec
 from kvtide_operator.reconcile.observed import Surroundings
-from kvtide_operator.reconcile.planning import wants_nodes
+from kvtide_operator.reconcile.planning import renders_for_devices
 from kvtide_operator.reconcile.reconcile import RESTING_S, reconcile
+from kvtide_operator.reconcile.rollout import wants_room
 from kvtide_operator.reconcile.status import with_troubles
 from kvtide_operator.settings import OperatorSettings
 
@@ -76,13 +77,16 @@ class Controller:
             await write_status(self._kube, document, status)
             return RESTING_S
         observed = await self._observer.observe(resource)
-        nodes = await self._nodes.read() if wants_nodes(observed) else None
+        room = wants_room(observed)
+        nodes = await self._nodes.read() if room or renders_for_devices(observed) else None
+        claims = await self._nodes.claims() if room and nodes is not None else None
         surroundings = Surroundings(
             worker_image=self._settings.worker_image,
             operator_namespace=self._settings.operator_namespace,
             fresh_token=secrets.token_urlsafe(32),
             resync_s=self._settings.resync_seconds,
             nodes=nodes,
+            claims=claims,
             overheads=await self._overheads.read(),
         )
         actions = reconcile(observed, surroundings, now)

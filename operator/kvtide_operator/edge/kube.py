@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -95,13 +95,16 @@ class Kube:
 
     async def list_all(self, kind: str, namespace: str | None, selector: str = "") -> list[Json]:
         """All objects of a kind with these labels, in one namespace or (None) in all."""
+        return [item async for page in self.pages(kind, namespace, selector) for item in page]
+
+    async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[list[Json]]:
+        """The same page by page, for who keeps a little of each object: a large cluster's pods are megabytes."""
         query = [("limit", str(PAGE)), *([("labelSelector", selector)] if selector else [])]
         answer = await self._call("GET", _path(kind, namespace), query)
-        items: list[Json] = answer.get("items", [])
+        yield answer.get("items", [])
         while more := (answer.get("metadata") or {}).get("continue"):
             answer = await self._call("GET", _path(kind, namespace), [*query, ("continue", more)])
-            items += answer.get("items", [])
-        return items
+            yield answer.get("items", [])
 
     async def apply(self, manifest: Json, subresource: str = "") -> None:
         """Server-side apply as our field manager, taking over fields that are ours to write."""

@@ -1,22 +1,29 @@
-"""The nodes, read when a plan needs them, and kept for half a minute: a large cluster's list is megabytes."""
+"""The nodes, and what pods on them take: read when a decision needs them, and kept for a while.
+
+A large cluster's lists are megabytes.
+"""
 
 import logging
 
 from kvtide_operator.edge.kept import Kept
 from kvtide_operator.edge.kube import ApiError, Kube
 from kvtide_operator.plan.nodes import NodeDevices
+from kvtide_operator.plan.room import Claim
 
 logger = logging.getLogger(__name__)
 
 KEPT_S = 30.0
+# What is free changes by the minute: pods come and go more often than nodes.
+CLAIMS_KEPT_S = 10.0
 
 
 class Nodes:
-    """What was last read of the cluster's nodes."""
+    """What was last read of the cluster's nodes, and of all its pods."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._kept = Kept(self._list, KEPT_S)
+        self._claims = Kept(self._list_claims, CLAIMS_KEPT_S)
 
     async def read(self) -> tuple[NodeDevices, ...] | None:
         """All nodes, None where the operator has no right to list them. Raises ApiError where nobody answers.
@@ -24,6 +31,10 @@ class Nodes:
         A list that takes longer than the caller waits is there for the next one.
         """
         return await self._kept.get()
+
+    async def claims(self) -> tuple[Claim, ...] | None:
+        """What the pods of all namespaces take; as `read` has it."""
+        return await self._claims.get()
 
     async def _list(self) -> tuple[NodeDevices, ...] | None:
         try:
@@ -33,3 +44,15 @@ class Nodes:
                 raise
             logger.info("nodes cannot be listed, so that device.memory must be given: %s", error)
             return None
+
+    async def _list_claims(self) -> tuple[Claim, ...] | None:
+        found: list[Claim] = []
+        try:
+            async for page in self._kube.pages("Pod", None):
+                found += [claim for pod in page if (claim := Claim.parse(pod)) is not None]
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            logger.info("the pods of all namespaces cannot be listed, so that nobody knows what is free: %s", error)
+            return None
+        return tuple(found)

@@ -6,10 +6,11 @@ from typing import ClassVar
 
 from kvtide_operator.api.spec import DeviceKind, LLMDeploymentSpec
 from kvtide_operator.plan.nodes import NodeDevices, obstacle
-from kvtide_sizing.devices.device import Device, device_named
+from kvtide_sizing.devices import mig
+from kvtide_sizing.devices.device import Device, device_named, device_of
 from kvtide_sizing.devices.node import device_of_node
 from kvtide_sizing.errors import SizingError, UnknownDevice
-from kvtide_sizing.quantity import format_bytes, parse_quantity
+from kvtide_sizing.quantity import MIB, format_bytes, parse_quantity
 
 # So many nodes are named in a message; of the others only the number is said.
 _NAMED = 3
@@ -17,6 +18,7 @@ _NAMED = 3
 _TELLING = ("nvidia.com/gpu.product", "nvidia.com/gpu.memory", "amd.com/gpu.product-name", "kubernetes.io/hostname")
 
 _NOT_GIVEN = "device.memory is not given, and"
+_MIG_RESOURCE = "nvidia.com/mig-"
 
 
 class InvalidDevice(SizingError):
@@ -38,7 +40,7 @@ class DeviceMemoryUnknown(SizingError):
 
 
 def needs_nodes(spec: LLMDeploymentSpec) -> bool:
-    """Whether the device's memory stands nowhere but on the nodes."""
+    """Whether the device's memory stands on the nodes, if anywhere: the spec does not say it."""
     return spec.device.kind is DeviceKind.GPU and spec.device.memory is None
 
 
@@ -53,8 +55,32 @@ def resolve_device(spec: LLMDeploymentSpec, nodes: Sequence[NodeDevices] | None)
     elif spec.device.memory is not None:
         found = device_named(f"gpu:{spec.device.memory}")
     else:
-        found = min((device for _, device in _devices(spec, nodes)[0]), key=_by_size)
+        found = _told_or_named(spec, nodes)
     return replace(found, count=spec.device.count)
+
+
+def _told_or_named(spec: LLMDeploymentSpec, nodes: Sequence[NodeDevices] | None) -> Device:
+    """What the nodes tell; of a MIG slice, where none does, what its name says: the least of any GPU that has it."""
+    try:
+        return min((device for _, device in _devices(spec, nodes)[0]), key=_by_size)
+    except DeviceMemoryUnknown:
+        named = slice_named(spec.device.resource_name)
+        if named is None:
+            raise
+        return named
+
+
+def slice_named(resource_name: str) -> Device | None:
+    """The MIG slice that a resource such as nvidia.com/mig-1g.10gb is named after, None for any other resource.
+
+    GPUs cut a profile of one name to slightly different sizes: the smallest that is known counts.
+    """
+    if not resource_name.startswith(_MIG_RESOURCE):
+        return None
+    profile = mig.without_media_extension(resource_name.removeprefix(_MIG_RESOURCE).removesuffix(".shared"))
+    cuts = (geometry.profiles.get(profile) for geometry in mig.GEOMETRIES.values())
+    sizes = [cut.memory_mib for cut in cuts if cut is not None and cut.memory_mib is not None]
+    return device_of(f"mig-{profile}", min(sizes) * MIB) if sizes else None
 
 
 def container_memory(spec: LLMDeploymentSpec) -> str:
@@ -82,11 +108,47 @@ def device_warnings(spec: LLMDeploymentSpec, nodes: Sequence[NodeDevices] | None
     """
     if not needs_nodes(spec):
         return ()
-    found, silent = _devices(spec, nodes)
+    try:
+        found, silent = _devices(spec, nodes)
+    except DeviceMemoryUnknown:
+        named = slice_named(spec.device.resource_name)
+        if named is None:
+            raise
+        size = format_bytes(named.memory_bytes)
+        return (f"no node tells the memory of {spec.device.resource_name}: planned for {size}, the least of that name",)
     warnings = [_size_warning(found)] if len({device.memory_bytes for _, device in found}) > 1 else []
     if silent:
         warnings.append(f"not planned for {_listed(node.name for node, _ in silent)}: {silent[0][1]}")
     return tuple(warnings)
+
+
+def too_small(spec: LLMDeploymentSpec, nodes: Sequence[NodeDevices] | None) -> tuple[str, tuple[str, ...]] | None:
+    """A label and its values by which to keep workers from nodes whose device has less than the spec says.
+
+    None where there are no such nodes, or none that is large enough, or no label that tells them apart: then the
+    worker finds out at its start, and says so.
+    """
+    if spec.device.kind is not DeviceKind.GPU or spec.device.memory is None or nodes is None:
+        return None
+    wanted, name = parse_quantity(spec.device.memory), spec.device.resource_name
+    small: list[NodeDevices] = []
+    large: list[NodeDevices] = []
+    for node in nodes:
+        if obstacle(node, spec.worker, name, spec.device.count) is not None:
+            continue
+        try:
+            device = device_of_node(node.labels, node.allocatable, name)
+        except UnknownDevice:
+            continue
+        if device is not None:
+            (small if device.memory_bytes < wanted else large).append(node)
+    if not small or not large:
+        return None
+    for key in _TELLING:
+        values = {node.labels.get(key) for node in small}
+        if None not in values and not values & {node.labels.get(key) for node in large}:
+            return key, tuple(sorted(str(value) for value in values))
+    return None
 
 
 def _size_warning(found: Sequence[tuple[NodeDevices, Device]]) -> str:

@@ -1,14 +1,9 @@
 """Whether a live object already is what is wanted, so that an unchanged child costs no write."""
 
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
-# Kubernetes' own suffixes; `m` is a thousandth, as in 500m CPU.
-_UNITS = {
-    "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12),
-    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
-}  # fmt: skip
+from kvtide_operator.plan.amount import amount
 
 
 def differs(wanted: Any, live: Any) -> bool:
@@ -37,14 +32,5 @@ def difference(wanted: Any, live: Any, path: str = "") -> str | None:
         return next((found for pair in pairs if (found := difference(*pair)) is not None), None)
     if wanted == live or (wanted in ("", False) and live is None):
         return None
-    amounts = _amount(wanted), _amount(live)
+    amounts = amount(wanted), amount(live)
     return path if amounts[0] is None or amounts[0] != amounts[1] else None
-
-
-def _amount(value: Any) -> Decimal | None:
-    text = str(value)
-    digits = text.rstrip("KMGTikm")
-    unit = text[len(digits) :]
-    if not digits.replace(".", "", 1).isdigit() or (unit and unit not in _UNITS):
-        return None
-    return Decimal(digits) * _UNITS.get(unit, Decimal(1))

@@ -9,6 +9,7 @@ from kvtide_operator.autoscale.worker_state import WorkerState
 from kvtide_operator.plan.nodes import NodeDevices
 from kvtide_operator.plan.overheads import Overheads
 from kvtide_operator.plan.references import References
+from kvtide_operator.plan.room import Claim
 from kvtide_operator.reconcile.pods import PodView
 
 Live = Mapping[str, Any]
@@ -71,6 +72,7 @@ class Surroundings:
     """What the operator brings to a pass.
 
     nodes:       all of the cluster; None where they were not, or may not be, read
+    claims:      what pods take of them; None where that was not, or may not be, read
     overheads:   what was measured of workers before; None where it could not be read
     fresh_token: a random token, for the Secret of a resource that has none yet
     resync_s:    how soon a resource with workers is looked at again
@@ -81,4 +83,5 @@ class Surroundings:
     fresh_token: str
     resync_s: float = 2.0
     nodes: tuple[NodeDevices, ...] | None = None
+    claims: tuple[Claim, ...] | None = None
     overheads: Overheads | None = None

@@ -6,10 +6,11 @@ from typing import Any
 
 from kvtide_operator.api.conditions import ConditionType, Reason
 from kvtide_operator.api.resource import LLMDeployment
+from kvtide_operator.api.spec import DeviceKind
 from kvtide_operator.children.inspect_pod import inspect_name, inspect_pod
 from kvtide_operator.children.manifest import Manifest, owned_by
 from kvtide_operator.children.worker_template import plan_name, worker_template
-from kvtide_operator.plan.device import device_warnings, needs_nodes, resolve_device
+from kvtide_operator.plan.device import device_warnings, needs_nodes, resolve_device, too_small
 from kvtide_operator.plan.intent import intent_hash, model_hash
 from kvtide_operator.plan.overheads import planned_overhead
 from kvtide_operator.plan.planner import make_plan
@@ -74,6 +75,13 @@ def wants_nodes(observed: Observed) -> bool:
     return needs_nodes(resource.spec) and intent_hash(resource, observed.references) not in _record(observed).planned
 
 
+def renders_for_devices(observed: Observed) -> bool:
+    """Whether a pod template has to be made whose pods may have to keep off nodes with smaller devices."""
+    resource = observed.resource
+    planned = _record(observed).planned
+    return resource.spec.device.kind is DeviceKind.GPU and intent_hash(resource, observed.references) not in planned
+
+
 def plan_workers(observed: Observed, surroundings: Surroundings, now: float) -> Planning:
     """Finds or makes the plan. Starts no worker by itself: without a plan there is nothing to start."""
     resource = observed.resource
@@ -121,7 +129,11 @@ def _fresh(base: Planning, observed: Observed, surroundings: Surroundings, shape
     except DoesNotFit as error:
         # A larger device among the nodes may be the smallest change of all.
         return replace(_wrong(base, error), message="; ".join((str(error), *warnings)))
-    template = worker_template(resource, base.intent, image, plan.memory.weights_bytes)
+    avoid = too_small(spec, surroundings.nodes)
+    if avoid is not None:
+        kept_off = f"workers keep off nodes with {avoid[0]} {', '.join(avoid[1])}: their devices have less memory"
+        plan = replace(plan, warnings=(*plan.warnings, kept_off))
+    template = worker_template(resource, base.intent, image, plan.memory.weights_bytes, avoid)
     planned = Planned(plan.to_json(), template)
     return _with(replace(base, record=base.record.with_planned(base.intent, planned)), planned)
 

@@ -1,6 +1,6 @@
 """One pass: from what is seen to what is to be done."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtide_operator.api import names
 from kvtide_operator.api.conditions import Reason
@@ -25,6 +25,7 @@ from kvtide_operator.reconcile.news import events
 from kvtide_operator.reconcile.observed import Live, Observed, Surroundings
 from kvtide_operator.reconcile.planning import Planning, plan_workers
 from kvtide_operator.reconcile.pods import Trouble
+from kvtide_operator.reconcile.rollout import explained, surges
 from kvtide_operator.reconcile.running import described, run_otherwise
 from kvtide_operator.reconcile.scaling import scale
 from kvtide_operator.reconcile.status import build_status, measured_memory
@@ -58,12 +59,16 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     plan = in_force.plan if in_force else None
     scaling = scale(observed, plan, live_replicas, now, in_force.intent if in_force else "")
     limits = limit_batches(observed, now)
-    wanted = _children(observed, surroundings, planning, in_force, scaling.replicas)
+    surge = in_force is not None and surges(
+        observed, surroundings, live if ours else None, in_force.intent, in_force.planned
+    )
+    wanted = _children(observed, surroundings, planning, in_force, scaling.replicas, surge)
     taken = _taken(observed, [*wanted, *planning.create])
     changed = [manifest for manifest in wanted if _write(observed, manifest)]
 
     desired = scaling.replicas if in_force else 0
     force = count(observed.workers, observed.answers, desired, in_force.intent if in_force else None)
+    force = replace(force, troubles=explained(force.troubles, observed, surroundings))
     troubles = taken + _troubles(observed, live if ours else None) + force.troubles
     if in_force and plan:
         troubles += tuple(run_otherwise(observed, in_force.intent, plan, None))
@@ -115,6 +120,7 @@ def _children(
     planning: Planning,
     in_force: _InForce | None,
     replicas: int,
+    surge: bool,
 ) -> list[Manifest]:
     """The children in the order in which they are made: what a pod mounts comes before the pod."""
     resource = observed.resource
@@ -131,7 +137,7 @@ def _children(
         service(resource),
         network_policy(resource, surroundings.operator_namespace),
         disruption_budget(resource),
-        deployment(resource, in_force.planned.template, replicas, weights),
+        deployment(resource, in_force.planned.template, replicas, weights, surge),
     ]
 
 
