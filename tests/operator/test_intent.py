@@ -23,6 +23,7 @@ CPU = {"kind": "CPU", "memory": "2Gi"}
         {"drain": {"timeoutSeconds": 120}},
         {"kvCache": {"precision": "Auto", "maxQualityLossPercent": 1}},
         {"workload": {"profile": "Chat"}},
+        {"model": {"uri": "hf://HuggingFaceTB/SmolLM2-135M-Instruct", "weightPrecision": "BF16"}},
         {"worker": {}},
     ],
 )
@@ -36,6 +37,7 @@ def test_live_fields_and_defaults_restart_nothing(
     "change",
     [
         {"model": {"uri": "hf://HuggingFaceTB/SmolLM2-360M-Instruct"}},
+        {"model": {"uri": "hf://HuggingFaceTB/SmolLM2-135M-Instruct", "weightPrecision": "INT8"}},
         {"device": {**CPU, "memory": "3Gi"}},
         {"workload": {"maxContextTokens": 1024}},
         {"kvCache": {"blockSizeTokens": 16}},

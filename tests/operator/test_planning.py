@@ -72,7 +72,7 @@ def said(reason: str) -> str:
         (
             {"model": {"uri": "hf://meta-llama/Llama-2-7b-hf"}, "device": {"kind": "CPU", "memory": "8Gi"}},
             Reason.DOES_NOT_FIT,
-            "it fits with device.memory",
+            "it fits with model.weightPrecision INT8, or with device.memory",
         ),
         ({"workload": {"maxContextTokens": 100_000}}, Reason.INVALID_SPEC, "8192"),  # SmolLM2's own maximum
         ({"model": {"uri": "pvc://models/../x"}}, Reason.INVALID_SPEC, "'..'"),
@@ -94,6 +94,21 @@ def test_without_looking(
     assert words in planning.message
     started = [child["kind"] for child in reconcile(observed, surroundings, now).apply]
     assert ("Deployment" in started) is (reason is Reason.FITS)
+
+
+def test_the_precision_of_weights_is_the_plans(make_resource: Callable[..., LLMDeployment]) -> None:
+    """And asks nobody to look at the model's files again."""
+    specs = {stored: make_resource(model={**CLAIM, "weightPrecision": stored}).spec for stored in ("BF16", "INT8")}
+    plans = {
+        stored: make_plan(spec, builtin("smollm2-135m"), device_named("cpu:1Gi")) for stored, spec in specs.items()
+    }
+    assert {stored: made.to_json()["weightsFormat"] for stored, made in plans.items()} == {
+        "BF16": "BF16",
+        "INT8": "INT8",
+    }
+    # 257 MiB, and 129 with a byte for each of the 134,479,872 elements of matrices
+    assert plans["BF16"].memory.weights_bytes - plans["INT8"].memory.weights_bytes == 134_479_872 - 4 * 204_672
+    assert model_hash(specs["BF16"]) == model_hash(specs["INT8"]) == model_hash(make_resource(model=CLAIM).spec)
 
 
 def test_the_life_of_an_inspect_pod(

@@ -11,7 +11,9 @@ import click
 
 from kvtide_sizing.errors import InvalidQuantity
 from kvtide_sizing.formats import Precision
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.quantity import parse_quantity
+from kvtide_sizing.served import WEIGHT_FORMATS
 from kvtide_worker.engine.config import DType
 from kvtide_worker.server.settings import ServeSettings
 
@@ -93,6 +95,11 @@ class _Quantity(click.ParamType[int]):
     "--precision",
     type=click.Choice(["Auto", *(precision.value for precision in Precision)], case_sensitive=False),
     help="How KV is stored. Default: Auto, which is chosen.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice([stored.value for stored in WeightFormat if stored in WEIGHT_FORMATS], case_sensitive=False),
+    help="How matrices are held. Default: BF16. INT8 takes half, and may cost 1 % in perplexity.",
 )
 @click.option("--block-size", "block_size_tokens", type=_POSITIVE, help="Tokens in a KV block. Default: chosen.")
 @click.option("--max-batch", type=_POSITIVE, help="Sequences in a step. Default: what the KV pool holds.")

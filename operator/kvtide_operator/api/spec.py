@@ -48,6 +48,13 @@ class Precision(StrEnum):
     MIXED = "Mixed"
 
 
+class WeightPrecision(StrEnum):
+    """How the model's matrices are held."""
+
+    BF16 = "BF16"
+    INT8 = "INT8"
+
+
 class AutoscalingMode(StrEnum):
     """Who writes the number of replicas."""
 
@@ -73,6 +80,14 @@ class ModelSpec(Api):
         min_length=1,
         max_length=253,
         description="The model's name in requests and answers. Default: the resource's name.",
+    )
+    weight_precision: WeightPrecision = Field(
+        default=WeightPrecision.BF16,
+        description=(
+            "How matrices are held, whatever the files have: in 16 bits (BF16), or in 8 with a scale for each output"
+            " (INT8), which takes about half of the memory and may cost 1 % in perplexity (0.2 % measured on a model of"
+            " 135 million parameters). Norms, biases and embeddings without a tied head stay in BF16."
+        ),
     )
     auth_secret_ref: SecretKeyRef | None = Field(
         default=None,

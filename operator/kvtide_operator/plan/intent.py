@@ -28,7 +28,8 @@ def model_hash(spec: LLMDeploymentSpec) -> str:
     """The hash of what the inspect pod looks at, and of how it gets there."""
     return content_hash(
         {
-            "model": spec.model.to_json(),
+            # How weights are held once they are read changes nothing of what the files say.
+            "model": {key: value for key, value in spec.model.to_json().items() if key != "weightPrecision"},
             "worker": spec.worker.model_dump(by_alias=True, mode="json", exclude_defaults=True),
         }
     )

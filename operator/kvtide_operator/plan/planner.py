@@ -31,6 +31,7 @@ def make_plan(spec: LLMDeploymentSpec, shape: ModelShape, device: Device, warnin
         kv_heads=spec.attention.kv_heads,
         variants=tuple(variant.kv_heads for variant in spec.attention.variants or ()),
         max_quality_loss_percent=spec.kv_cache.max_quality_loss_percent,
+        weights=spec.model.weight_precision.value,
         served_only=True,
         prefix_caching=spec.kv_cache.prefix_caching is not False,
     )

@@ -55,8 +55,10 @@ def test_what_is_no_model(text: str, error: type[Exception]) -> None:
 
 def test_a_plan_has_fixed_what_options_would_choose(tmp_path: Path) -> None:
     plan_file = tmp_path / "plan.json"
-    settings = ServeSettings(model="x", plan_file=plan_file, memory_bytes=1, max_batch=2, precision="INT8")
-    with pytest.raises(InvalidWorkload, match="--memory, --precision, --max-batch"):
+    settings = ServeSettings(
+        model="x", plan_file=plan_file, memory_bytes=1, max_batch=2, precision="INT8", weights="INT8"
+    )
+    with pytest.raises(InvalidWorkload, match="--memory, --precision, --weights, --max-batch"):
         check_plan_options(settings)
 
 
@@ -75,6 +77,11 @@ def test_a_broken_plan_is_named(tmp_path: Path, text: str, says: str) -> None:
         ({"block_size_tokens": 17}, InvalidWorkload, "16, 32, 64, 128, 256"),
         ({"memory_bytes": 200 << 20}, DoesNotFit, "but the device has 200"),
         ({"precision": "FP8"}, UnsupportedPrecision, "FP8 is not served by this release"),
+        (
+            {"weights": "INT4"},
+            UnsupportedPrecision,
+            "weightPrecision INT4 is not served by this release; write BF16, INT8",
+        ),
     ],
 )
 def test_what_cannot_be_planned(smollm2: Path, options, error: type[Exception], says: str) -> None:
@@ -96,6 +103,12 @@ def test_a_precision_may_be_asked_for(smollm2: Path, options, precision: str) ->
     """Auto takes the most exact one where a batch of short sequences fits whatever is taken."""
     settings = ServeSettings(model="x", memory_bytes=8 << 30, max_context_tokens=512, **options)
     assert plan_for(settings, smollm2).kv.precision == precision
+
+
+@pytest.mark.parametrize(("asked", "planned"), [("INT8", "INT8"), ("BF16", "BF16"), (None, "BF16")])
+def test_a_precision_of_weights_may_be_asked_for(smollm2: Path, asked: str | None, planned: str) -> None:
+    settings = ServeSettings(model="x", memory_bytes=1 << 30, max_context_tokens=512, weights=asked)
+    assert plan_for(settings, smollm2).weights_format == planned
 
 
 def test_a_gpu_needs_its_memory_said() -> None:

@@ -52,10 +52,22 @@ def plan_for(settings: ServeSettings, path: Path) -> Plan:
     device = Device(settings.device, kind, settings.memory_bytes or _memory_bytes(settings.device))
     workload = Workload(max_context_tokens=settings.max_context_tokens, target_concurrency=settings.max_batch)
     precision = settings.precision or ("BF16" if settings.dtype == "float32" else "Auto")
-    policy = Policy(precision=precision, block_size_tokens=settings.block_size_tokens, served_only=True)
+    policy = Policy(
+        precision=precision,
+        block_size_tokens=settings.block_size_tokens,
+        weights=settings.weights or "BF16",
+        served_only=True,
+    )
     made = plan(inspect_model(path), device, workload, policy)
     if settings.max_batch is not None:
-        made = dataclasses.replace(made, batch_limit=min(made.batch_limit, settings.max_batch))
+        most = settings.max_batch
+        made = dataclasses.replace(
+            made,
+            batch_limit=min(made.batch_limit, most),
+            alternatives=tuple(
+                dataclasses.replace(other, batch_limit=min(other.batch_limit, most)) for other in made.alternatives
+            ),
+        )
     return made
 
 
@@ -65,6 +77,7 @@ def check_plan_options(settings: ServeSettings) -> None:
         "--memory": settings.memory_bytes,
         "--max-context": settings.max_context_tokens,
         "--precision": settings.precision,
+        "--weights": settings.weights,
         "--block-size": settings.block_size_tokens,
         "--max-batch": settings.max_batch,
     }
