@@ -29,6 +29,10 @@ test: lint ## Everything: lint, unit tests, real weights, the real cluster
 test-fast: $(STAMP) ## All that needs no cluster and no patience: under two minutes
 	$(BIN)/pytest -m "$(FAST)"
 
+.PHONY: bench-peers
+bench-peers: $(STAMP) ## The engine beside vLLM's CPU build and llama.cpp, in one run (bench/peers.py says how)
+	$(BIN)/python -m bench.peers
+
 lint: $(STAMP) ## Style, types, and which part may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,7 +62,7 @@ down: $(STAMP) ## Remove the devcluster; caches stay
 
 .PHONY: help
 help: ## This list
-	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z][a-z-]*:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z][a-z-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 
 $(STAMP): pyproject.toml

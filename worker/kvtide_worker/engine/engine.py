@@ -14,6 +14,8 @@ from kvtide_kernels.pool import KVPool
 from kvtide_worker.engine.admission import refusal
 from kvtide_worker.engine.block_manager import BlockManager
 from kvtide_worker.engine.grammar import GrammarCompiler
+from kvtide_worker.engine.kv_formats import CannotReencode, KvFormats, told
+from kvtide_worker.engine.layout import ServedKv
 from kvtide_worker.engine.logprobs import token_logprobs
 from kvtide_worker.engine.memory import MemoryMeter
 from kvtide_worker.engine.messages import (
@@ -21,8 +23,10 @@ from kvtide_worker.engine.messages import (
     EngineState,
     ErrorKind,
     FinishReason,
+    KvFormat,
     MeasuredMemory,
     PoolMap,
+    ReencodeError,
     SetVocabulary,
     TokenOutput,
 )
@@ -48,8 +52,11 @@ class Engine:
 
     The pool holds one sequence of max_context_tokens at least (`served_kv`), so that every request ends.
 
-    prefix_caching: whether prompts that begin alike share what was computed
-    clock:          seconds, for deadlines
+    prefix_caching:   whether prompts that begin alike share what was computed
+    reserve_context:  give each request blocks for max_context_tokens at once, as engines without paging do: for
+                      comparison only, and without prefix caching
+    formats:          what the pool may be re-encoded to; None is nothing
+    clock:            seconds, for deadlines
     """
 
     def __init__(
@@ -62,12 +69,16 @@ class Engine:
         max_context_tokens: int,
         max_batch_limit: int,
         prefix_caching: bool = True,
+        reserve_context: bool = False,
+        formats: KvFormats | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
         self._meter = meter
+        self._formats = formats
+        self._told = self._tell_format()
         self._device = pool.storage.device
         self._max_context_tokens = max_context_tokens
         self._clock = clock
@@ -75,7 +86,11 @@ class Engine:
         if prefix_caching:
             self._prefix = PrefixCache(pool.layout, formats=[layer.format for layer in pool.layers])
         self._blocks = BlockManager(pool.layout, pool.num_blocks, self._prefix)
-        self._scheduler = Scheduler(self._blocks, max_batch_limit=max_batch_limit)
+        self._scheduler = Scheduler(
+            self._blocks,
+            max_batch_limit=max_batch_limit,
+            reserved_tokens=max_context_tokens if reserve_context else 0,
+        )
         self._sampler = Sampler(self._device, model.config.eos_token_ids)
         self._grammars = GrammarCompiler()
         self._requests: dict[str, Request] = {}
@@ -143,6 +158,35 @@ class Engine:
         """The most sequences that a step may run, from the next one on; kept between 1 and the plan's."""
         self._scheduler.set_batch_limit(batch_limit)
 
+    def reencode(self, precision: str, tick: Callable[[], None] = lambda: None) -> None:
+        """Store KV in another precision, before the next step.
+
+        In a smaller one requests go on with their blocks, and what is cached stays. In a larger one nothing may be
+        live, and what was cached is lost.
+
+        tick: called several times a second while it takes
+        Raises CannotReencode where nothing has changed; or where it failed: then what ran has ended with an error.
+        """
+        formats, blocks = self._formats, self._blocks
+        if formats is None:
+            raise CannotReencode(f"kvPrecision {precision}: this engine has no other", ReencodeError.NEVER)
+        before, target = formats.served, formats.target(precision, live_blocks=blocks.live_blocks)
+        if target is before:
+            return
+        started = time.perf_counter()
+        if target.precision in formats.reencodable:
+            self._shrink(formats, target, tick)
+        else:
+            self._empty(formats, target)
+        self._attention = formats.attention(self._pool)
+        self._scheduler.set_max_batch_limit(target.batch_limit)
+        self._meter.set_batch(target.batch_limit)
+        self._told = self._tell_format()
+        logger.info(
+            "KV is stored as %s: %d blocks in place of %d as %s, after %.2f s",
+            *(target.precision, target.num_blocks, before.num_blocks, before.precision, time.perf_counter() - started),
+        )
+
     def step(self) -> list[TokenOutput]:
         """Run one step; what it gave each request. A step that fails ends its own requests and no others."""
         outputs, self._refused = self._refused, []
@@ -169,6 +213,7 @@ class Engine:
         scheduler, blocks = self._scheduler, self._blocks
         return EngineState(
             sampled_at=time.time(),
+            kv=self._told,
             num_blocks=blocks.num_blocks,
             block_tables=len(blocks.layout.tables),
             block_size_tokens=blocks.layout.block_size,
@@ -200,6 +245,35 @@ class Engine:
         """Count from zero again: the warm-up is nobody's request."""
         self._arrivals = self._prompt_tokens = self._generation_tokens = 0
         self._scheduler.prefix_queries = self._scheduler.prefix_hits = 0
+
+    def _shrink(self, formats: KvFormats, target: ServedKv, tick: Callable[[], None]) -> None:
+        """The pool re-encoded, with all that it holds."""
+        before, blocks = formats.served, self._blocks
+        try:
+            if copies := blocks.take_copies():
+                self._pool.copy_blocks(copies)
+            used = blocks.used_blocks(request.blocks for request in self._scheduler.running)
+            self._pool = formats.reencoded(self._pool, target, used, tick)
+        except Exception as error:  # whatever torch raises: nobody knows what the blocks hold now
+            logger.exception("the KV pool could not be re-encoded to %s", target.precision)
+            why = f"KV could not be stored as {target.precision}: {error}"
+            self._refused += [self._fail(request, why, kept=False) for request in list(self._scheduler.running)]
+            self._empty(formats, before)
+            raise CannotReencode(why, ReencodeError.FAILED) from error
+        blocks.grow(target.layout, target.num_blocks)
+        if target.layout.recent_blocks and not before.layout.recent_blocks:
+            self._scheduler.add_recent()
+
+    def _empty(self, formats: KvFormats, target: ServedKv) -> None:
+        """Another pool in the same memory, in which nothing is known."""
+        self._pool = formats.emptied(self._pool, target)
+        self._blocks.reset(target.layout, target.num_blocks)
+
+    def _tell_format(self) -> KvFormat:
+        if self._formats is not None:
+            return self._formats.told
+        stored = [layer.format for layer in self._pool.layers]
+        return told(stored[0].key.name, stored)
 
     def _take_grammars(self) -> list[TokenOutput]:
         """Queue the requests whose grammar is compiled, and end those whose grammar failed."""
@@ -323,9 +397,11 @@ class Engine:
             cached_tokens=(request.cached_tokens or 0) if first else 0,
         )
 
-    def _fail(self, request: Request, message: str, kind: ErrorKind = ErrorKind.ENGINE) -> TokenOutput:
+    def _fail(
+        self, request: Request, message: str, kind: ErrorKind = ErrorKind.ENGINE, *, kept: bool = True
+    ) -> TokenOutput:
         # Numbers that are not finite must not become another prompt's beginning.
-        self._end(request, kept=kind is not ErrorKind.NOT_FINITE)
+        self._end(request, kept=kept and kind is not ErrorKind.NOT_FINITE)
         return TokenOutput(request.request_id, [], FinishReason.ERROR, message, kind)
 
     def _end(self, request: Request, *, kept: bool = True) -> None:

@@ -51,13 +51,17 @@ class Scheduler:
     Requests with one prompt follow their leader: they wait until that one has computed it, then share its blocks.
     """
 
-    def __init__(self, blocks: BlockManager, *, max_batch_limit: int) -> None:
-        """Raises ValueError where a step of the layout's tokens would not give each running request one."""
+    def __init__(self, blocks: BlockManager, *, max_batch_limit: int, reserved_tokens: int = 0) -> None:
+        """reserved_tokens: what each request is given blocks for when it is let in, however short it is: the longest
+        sequence is how engines without paging reserve, and what paging is compared with.
+
+        Raises ValueError where a step of the layout's tokens would not give each running request one."""
         if blocks.layout.step_tokens < max_batch_limit:
             raise ValueError(
                 f"a step of {blocks.layout.step_tokens} tokens cannot run {max_batch_limit} sequences; "
                 f"it needs a budget of {max_batch_limit} or a lower batch limit"
             )
+        self._reserved_tokens = reserved_tokens
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.max_batch_limit = max_batch_limit
@@ -138,6 +142,19 @@ class Scheduler:
     def set_batch_limit(self, batch_limit: int) -> None:
         """The most requests that a step may run, from the next one on; kept between 1 and max_batch_limit."""
         self.batch_limit = min(max(batch_limit, 1), self.max_batch_limit)
+
+    def set_max_batch_limit(self, max_batch_limit: int) -> None:
+        """Another most: a limit that was as high as it could be is again, another one stays if it may."""
+        highest = self.batch_limit == self.max_batch_limit
+        self.max_batch_limit = max_batch_limit
+        self.set_batch_limit(max_batch_limit if highest else self.batch_limit)
+
+    def add_recent(self) -> None:
+        """Give those that run the blocks of a layout that keeps recent tokens, where they have none yet; the newest
+        lose their blocks where there are too few for all."""
+        for request in list(self.running):
+            while request.blocks.tables and not self._blocks.add_recent(request.blocks):
+                self._preempt()
 
     def schedule(self) -> list[Chunk]:
         """The next step: decodes, then prefill chunks. Empty only where no request is left."""
@@ -261,7 +278,8 @@ class Scheduler:
     def _let_in(self, request: Request, kept_blocks: int) -> bool:
         # Log probabilities of a prompt need all of it computed.
         reuse = not request.scores_prompt
-        if not self._blocks.admit(request.blocks, request.num_tokens, kept_blocks, reuse=reuse):
+        num_tokens = max(request.num_tokens, self._reserved_tokens)
+        if not self._blocks.admit(request.blocks, num_tokens, kept_blocks, reuse=reuse):
             return False
         if request.cached_tokens is None:
             request.cached_tokens = request.blocks.num_tokens
@@ -290,7 +308,7 @@ class Scheduler:
         """Blocks for as many more tokens as a block has, or a full pool would preempt what it just let in."""
         layout = self._blocks.layout
         soon = min(request.num_tokens + layout.block_size, request.most_tokens)
-        return layout.sequence_blocks(soon) - request.blocks.num_blocks
+        return max(0, layout.sequence_blocks(soon) - request.blocks.num_blocks)
 
     def _succeed(self, leader: Request) -> None:
         """The first of those that follow a request that is gone computes the prompt; the others follow that one."""
