@@ -70,6 +70,7 @@ def test_the_validator_refuses_what_the_api_server_would(
         # What the comments in the files say, with room for a plan that estimates overhead anew.
         ("smollm2", "smollm2-135m", 6_000, 10_000),
         ("smollm2-hub", "smollm2-135m", 48_000, 56_000),
+        ("smollm2-int8", "smollm2-135m", 2_500, 3_700),
         ("llama-2-13b-a100", "llama-2-13b", 62_000, 70_000),
     ],
 )
