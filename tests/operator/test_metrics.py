@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from prometheus_client import generate_latest
 
 from kvtide_operator.api.resource import LLMDeployment
@@ -58,3 +59,16 @@ def test_what_is_not_known_has_no_series(make_resource: Callable[..., LLMDeploym
     assert f"kvtide_llmdeployment_ready_replicas{CHAT} 0.0" in text
     assert f"demand_tokens{CHAT}" not in text
     assert f"kv_utilization{CHAT}" not in text
+
+
+@pytest.mark.parametrize(("namespaces", "series"), [((), {"*"}), (("a", "b"), {"a", "b"})])
+def test_which_namespaces_are_served(namespaces: tuple[str, ...], series: set[str]) -> None:
+    metrics = Metrics()
+    metrics.watched(namespaces)
+    found = {
+        sample.labels["namespace"]: sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "kvtide_operator_watched_namespace"
+    }
+    assert found == dict.fromkeys(series, 1.0)

@@ -8,6 +8,7 @@ from typing import Any
 import kopf
 
 from kvtide_operator.api import names
+from kvtide_operator.edge.canary import Canary
 from kvtide_operator.edge.queue import WorkQueue
 
 
@@ -15,6 +16,7 @@ class Memo(kopf.Memo):
     """What handlers are given beside the event."""
 
     queue: WorkQueue
+    canary: Canary
     generations: dict[str, int]
 
 
@@ -40,6 +42,7 @@ def registry() -> kopf.OperatorRegistry:
     async def resource_changed(
         uid: str, namespace: str | None, name: str, meta: kopf.Meta, type: str | None, memo: Memo, **_: Any
     ) -> None:
+        memo.canary.heard(names.KIND, str(namespace), name, type == "DELETED")
         # Our own status writes come back as events too: only another generation, or the end, is news.
         generation = int(meta.get("generation", 0))
         if type == "DELETED" or "deletionTimestamp" in meta:
@@ -50,9 +53,12 @@ def registry() -> kopf.OperatorRegistry:
             memo.generations[uid] = generation
         memo.queue.request(str(namespace), name)
 
-    @kopf.on.event("apps", "v1", "deployments", registry=handlers, id="deployment")
-    @kopf.on.event("v1", "pods", registry=handlers, id="pod")
-    async def child_changed(namespace: str | None, labels: kopf.Labels, memo: Memo, **_: Any) -> None:
+    @kopf.on.event("apps", "v1", "deployments", registry=handlers, id="deployment", param="Deployment")
+    @kopf.on.event("v1", "pods", registry=handlers, id="pod", param="Pod")
+    async def child_changed(
+        namespace: str | None, name: str, labels: kopf.Labels, type: str | None, memo: Memo, param: Any = "", **_: Any
+    ) -> None:
+        memo.canary.heard(param, str(namespace), name, type == "DELETED")
         owner = labels.get(names.NAME_LABEL)
         if owner is not None and namespace is not None:
             memo.queue.request(namespace, owner)

@@ -113,10 +113,10 @@ class Kube:
         query = [("fieldManager", names.FIELD_MANAGER), ("force", "true")]
         await self._call("PATCH", path, query, manifest, "application/apply-patch+yaml")
 
-    async def merge(self, kind: str, namespace: str, name: str, change: Json) -> None:
+    async def merge(self, kind: str, namespace: str, name: str, change: Json, subresource: str = "") -> None:
         """A merge patch."""
         query = [("fieldManager", names.FIELD_MANAGER)]
-        path = _path(kind, namespace, name)
+        path = _path(kind, namespace, name) + subresource
         await self._call("PATCH", path, query, change, "application/merge-patch+json")
 
     async def create(self, manifest: Json) -> None:

@@ -1,5 +1,7 @@
 """What Prometheus reads of the operator itself, on the port `metrics`."""
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvtide_operator.api.resource import LLMDeployment
@@ -29,6 +31,12 @@ class Metrics:
         self._last_decision = gauge(
             "kvtide_scaling_last_decision_timestamp_seconds", "When the last decision was made."
         )
+        self._watched = Gauge(
+            "kvtide_operator_watched_namespace",
+            "1 for a namespace that this operator serves, * for all; none while another one holds the Lease.",
+            ("namespace",),
+            registry=self.registry,
+        )
         self._decisions = Counter(
             "kvtide_scaling_decisions", "Scaling decisions.", (*LABELS, "reason"), registry=self.registry
         )
@@ -50,6 +58,11 @@ class Metrics:
         if decision is not None:
             self._decisions.labels(*labels, decision.reason).inc()
             self._last_decision.labels(*labels).set(seconds(decision.time))
+
+    def watched(self, namespaces: Iterable[str]) -> None:
+        """These namespaces are served; none means all of them, which is `*`."""
+        for namespace in tuple(namespaces) or ("*",):
+            self._watched.labels(namespace).set(1)
 
     def passed(self, namespace: str, name: str, duration_s: float) -> None:
         """One pass took this long."""

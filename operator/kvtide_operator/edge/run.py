@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import time
@@ -11,6 +12,7 @@ import kopf
 
 from kvtide_operator.admission.server import serve_admission
 from kvtide_operator.api import names
+from kvtide_operator.edge.canary import KINDS, Canary, touch_through
 from kvtide_operator.edge.controller import Controller
 from kvtide_operator.edge.handlers import Memo, kopf_settings, registry
 from kvtide_operator.edge.health import Health, serve_health, serve_metrics
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # A watch that stalls silently costs at most this much: everything is listed again.
 RELIST_S = 60.0
+# How long an object that was touched may take to come back through a watch: two of Kopf's reconnects.
+ECHO_S = 150.0
 # How long a loop may be silent before the kubelet is told: far above any timeout within it.
 SILENCE_S = 120.0
 
@@ -52,7 +56,7 @@ async def _run(settings: OperatorSettings) -> int:
     if settings.admission is not None:
         servers.append(await serve_admission(kube, settings, settings.admission, lambda: lease.held, metrics.registry))
     try:
-        work = asyncio.create_task(_work(settings, kube, lease, queue, health, stop))
+        work = asyncio.create_task(_work(settings, kube, lease, queue, health, metrics, stop))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -82,6 +86,7 @@ async def _work(
     lease: Lease,
     queue: WorkQueue,
     health: Health,
+    metrics: Metrics,
     stop: asyncio.Event,
 ) -> None:
     await _wait_for_crd(kube, settings, lease)
@@ -89,11 +94,17 @@ async def _work(
     await lease.acquire()
     queue.heartbeat = time.monotonic()
     health.beats["queue"] = (lambda: queue.heartbeat, SILENCE_S)
+    canary = Canary(touch_through(kube))
+    for kind in KINDS:
+        health.beats[f"watch of {kind}s"] = (functools.partial(canary.beat, kind), ECHO_S)
+    logger.info("serving LLMDeployments of %s", ", ".join(settings.namespaces) or "all namespaces")
+    metrics.watched(settings.namespaces)
     async with asyncio.TaskGroup() as group:
         group.create_task(lease.keep())
         group.create_task(queue.run())
         group.create_task(_relist(settings, kube, queue))
-        group.create_task(_watch(settings, queue, stop))
+        group.create_task(canary.run())
+        group.create_task(_watch(settings, queue, canary, stop))
 
 
 async def _wait_for_crd(kube: Kube, settings: OperatorSettings, lease: Lease) -> None:
@@ -120,10 +131,10 @@ async def _relist(settings: OperatorSettings, kube: Kube, queue: WorkQueue) -> N
         await asyncio.sleep(RELIST_S)
 
 
-async def _watch(settings: OperatorSettings, queue: WorkQueue, stop: asyncio.Event) -> None:
+async def _watch(settings: OperatorSettings, queue: WorkQueue, canary: Canary, stop: asyncio.Event) -> None:
     """Kopf, until it ends: from here on SIGTERM comes to it, and its end is ours."""
     scope = {"namespaces": settings.namespaces} if settings.namespaces else {"clusterwide": True}
-    memo = Memo(queue=queue, generations={})
+    memo = Memo(queue=queue, canary=canary, generations={})
     # Left to itself Kopf asks for the user's name, and the pod's user has none. Its type of identity is private.
     identity: Any = settings.identity
     await kopf.operator(registry=registry(), settings=kopf_settings(), memo=memo, identity=identity, **scope)
