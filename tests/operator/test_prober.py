@@ -135,7 +135,7 @@ async def test_one_that_does_not_answer_is_asked_every_five_seconds_until_it_doe
     worker.status = 200
     await look(15)
     async with asyncio.timeout(10):
-        while not (await look(16)).given:
+        while not (await look(16)).given:  # noqa: ASYNC110  a pass, not an event
             await asyncio.sleep(0.05)
 
 
@@ -159,7 +159,7 @@ async def test_one_that_hangs_holds_up_no_pass_and_is_found_out(
     worker.hung = True
     assert await look(0, generated=None) is None
     async with asyncio.timeout(10):
-        while (answer := await look(1, generated=None)) is None:
+        while (answer := await look(1, generated=None)) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert answer.given is False
     assert "no answer to a request of one token within 0 s" in answer.message
@@ -171,7 +171,7 @@ async def test_a_new_operator_believes_the_last_ones_word_until_it_has_its_own(
     worker.status = 503
     assert (await look(0, known={"chat-a": 1.0})).given is True
     async with asyncio.timeout(10):
-        while (await look(1, known={"chat-a": 1.0})).given:
+        while (await look(1, known={"chat-a": 1.0})).given:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
