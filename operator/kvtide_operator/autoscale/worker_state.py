@@ -10,7 +10,7 @@ class FormatQuality(Api):
     """What a KV format was measured to cost when the worker loaded: KL divergence in nats, and its bound."""
 
     precision: str
-    kld: float
+    kld: float | None = None
     limit: float
     passed: bool
 

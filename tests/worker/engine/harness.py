@@ -12,18 +12,28 @@ from kvtide_sizing.plan import Policy, Workload, plan
 from kvtide_worker.engine.config import DType, EngineConfig
 from kvtide_worker.engine.engine import Engine
 from kvtide_worker.engine.load import load_engine
-from kvtide_worker.engine.messages import AddRequest, SamplingParams, TokenOutput
+from kvtide_worker.engine.messages import AddRequest, CalibrationTokens, SamplingParams, TokenOutput
+
+# In percent of perplexity: a tiny model's random weights lose without end, and their formats are to be served.
+ANY_LOSS = 1e9
 
 
 def plan_for(
-    model: Path, *, num_blocks: int, block_size: int, max_context: int, batch_limit: int, precision: str = "BF16"
+    model: Path,
+    *,
+    num_blocks: int,
+    block_size: int,
+    max_context: int,
+    batch_limit: int,
+    precision: str = "BF16",
+    max_loss: float = ANY_LOSS,
 ) -> dict[str, Any]:
     """The planner's plan for the model, with another pool than its device would hold."""
     planned = plan(
         inspect_model(model),
         Device("some", DeviceKind.CPU, 1 << 36),
         Workload(max_context_tokens=max_context),
-        Policy(precision=precision, block_size_tokens=block_size),
+        Policy(precision=precision, block_size_tokens=block_size, max_quality_loss_percent=max_loss),
     ).to_json()
     planned["kv"]["numBlocks"] = num_blocks
     planned["batchLimit"] = batch_limit
@@ -51,12 +61,19 @@ def load(
         precision=precision,
     )
     planned["kv"]["prefixCaching"] = prefix_caching
-    return load_engine(EngineConfig(f"file://{model}", planned, dtype=dtype), lambda stage: None, some_tokens)
+    engine, _ = load_engine(EngineConfig(f"file://{model}", planned, dtype=dtype), lambda stage: None, calibration)
+    return engine
 
 
 def some_tokens() -> list[int]:
     """What a tiny model, which has no tokenizer, may be calibrated with."""
     return random.Random(3).choices(range(320), k=1024)
+
+
+def calibration() -> CalibrationTokens:
+    """The same, as the engine is given them."""
+    tokens = some_tokens()
+    return CalibrationTokens(fitted=tokens, checked=tokens[-512:], start=[1])
 
 
 def greedy(max_tokens: int, **changes: Any) -> SamplingParams:

@@ -13,7 +13,7 @@ from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.engine import Engine
 from kvtide_worker.engine.load import load_engine
 from kvtide_worker.engine.messages import AddRequest, FinishReason, TokenOutput
-from tests.worker.engine.harness import generate, greedy, load, plan_for, run, some_tokens
+from tests.worker.engine.harness import calibration, generate, greedy, load, plan_for, run
 from tests.worker.models.tiny import save_tiny_llama
 
 PROMPTS = [[7, 8, 9], list(range(20, 60)), [300], list(range(100, 116)), list(range(250, 150, -3))]
@@ -200,7 +200,7 @@ def test_refuses_a_plan_for_something_else(
     plan = plan_for(model, num_blocks=8, block_size=16, max_context=64, batch_limit=2)
     (plan[section] if section else plan).update(changes)
     with pytest.raises(error, match=message):
-        load_engine(EngineConfig(f"file://{model}", plan), lambda stage: None, some_tokens)
+        load_engine(EngineConfig(f"file://{model}", plan), lambda stage: None, calibration)
 
 
 def test_refuses_a_pool_that_one_sequence_would_outgrow(model: Path) -> None:
@@ -212,7 +212,7 @@ def test_refuses_a_pool_that_one_sequence_would_outgrow(model: Path) -> None:
 def test_says_what_it_does_while_it_loads(model: Path) -> None:
     plan = plan_for(model, num_blocks=8, block_size=16, max_context=64, batch_limit=2)
     stages: list[str] = []
-    load_engine(EngineConfig(f"file://{model}", plan), stages.append, some_tokens)
+    load_engine(EngineConfig(f"file://{model}", plan), stages.append, calibration)
     assert stages == [
         "finding the model",
         "preparing the kernels",
@@ -222,4 +222,4 @@ def test_says_what_it_does_while_it_loads(model: Path) -> None:
         "generating the first token",
     ]
     with pytest.raises(ModelNotFound, match="there is nothing at /nowhere"):
-        load_engine(EngineConfig("file:///nowhere", plan), stages.append, some_tokens)
+        load_engine(EngineConfig("file:///nowhere", plan), stages.append, calibration)

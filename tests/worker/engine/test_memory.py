@@ -20,7 +20,7 @@ def measured(*readings: Usage, activations: int) -> MeasuredMemory:
     """Of a device with weights of 30 and a pool of 20; the first reading is at rest."""
     later: Iterator[Usage] = iter(readings)
     meter = MemoryMeter(lambda: next(later), weights_bytes=30, kv_pool_bytes=20)
-    meter.rest(activations)
+    meter.rest({4: activations, 8: activations + 2})
     result = None
     for _ in readings[1:]:
         result = meter.measure()

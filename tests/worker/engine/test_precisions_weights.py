@@ -62,7 +62,7 @@ def subject() -> Subject:
     model = load_model(open_checkpoint(path), dtype=torch.bfloat16, device=CPU)
     prompt = tokenizer.encode(PROMPT, add_special_tokens=True)
     [answer] = generate(load(path, dtype="auto", num_blocks=16, batch_limit=1), [prompt], NEW_TOKENS)
-    calibration = calibration_tokens(tokenizer)
+    calibration = calibration_tokens(tokenizer).fitted
     assert len(calibration) == CALIBRATION_TOKENS
     bf16 = Forced(model, shape, "BF16", calibration)
     subject = Subject(model, shape, calibration, prompt, answer, torch.empty(0))

@@ -35,7 +35,7 @@ from kvtide_worker.engine.messages import (
     TokenOutput,
 )
 from kvtide_worker.engine.process import run_engine
-from tests.worker.engine.harness import greedy, plan_for, some_tokens
+from tests.worker.engine.harness import calibration, greedy, plan_for
 from tests.worker.models.tiny import save_tiny_llama
 
 START_SECONDS = 90
@@ -185,7 +185,7 @@ def test_waits_for_the_text_that_bases_are_fitted_to(tmp_path: Path) -> None:
         while event != LoadProgress("fitting the key bases"):
             assert isinstance(event, LoadProgress)
             event = server.receive(START_SECONDS)
-        server.send(CalibrationTokens(some_tokens()))
+        server.send(calibration())
         assert isinstance(server.started()[-1], Ready)
         server.send(AddRequest("a", [5, 6, 7], greedy(3)))
         assert len(server.outputs("a")) == 3
@@ -194,7 +194,7 @@ def test_waits_for_the_text_that_bases_are_fitted_to(tmp_path: Path) -> None:
 
 
 def test_a_text_that_nothing_is_fitted_to_is_ignored(server: Server) -> None:
-    server.send(CalibrationTokens([1, 2, 3]))
+    server.send(CalibrationTokens([1, 2, 3], [4, 5]))
     server.send(AddRequest("after-text", [5], greedy(2)))
     assert len(server.outputs("after-text")) == 2
 

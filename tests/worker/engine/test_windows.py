@@ -13,7 +13,7 @@ from kvtide_worker.engine import layout
 from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.load import load_engine
 from kvtide_worker.engine.messages import AddRequest
-from tests.worker.engine.harness import generate, greedy, load, plan_for, run, some_tokens
+from tests.worker.engine.harness import calibration, generate, greedy, load, plan_for, run
 from tests.worker.models.tiny import save_tiny_gemma3
 
 PROMPTS = [[7, 8, 9], list(range(20, 44)), list(range(100, 116)), list(range(300, 100, -1))]
@@ -93,7 +93,7 @@ def test_refuses_a_plan_with_other_blocks(model: Path) -> None:
     assert planned["kv"]["bytesPerBlock"] == 7 * 16 * 2 * 32 * 2
     planned["kv"] |= {"blockTables": 1, "bytesPerBlock": 16 * 2 * 32 * 2}
     with pytest.raises(InvalidPlan, match="1 block tables and blocks of 2048 bytes, but the model takes 7 and 14336"):
-        load_engine(EngineConfig(f"file://{model}", planned), lambda stage: None, some_tokens)
+        load_engine(EngineConfig(f"file://{model}", planned), lambda stage: None, calibration)
 
 
 def test_refuses_a_model_that_runs_with_other_windows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -110,6 +111,55 @@ class BlockManager:
         num_blocks · block_size / tables, which is the plan's capacity.
         """
         return -(-self._live_tokens // len(self.layout.tables))
+
+    def used_blocks(self, sequences: Iterable[SequenceBlocks]) -> list[tuple[list[int], list[int]]]:
+        """Of each table its blocks that hold something: with tokens of these sequences, which are all, or cached ones;
+        and with recent tokens."""
+        tokens: list[set[int]] = [set() for _ in self.layout.tables]
+        recent: list[list[int]] = [[] for _ in self.layout.tables]
+        for sequence in sequences:
+            for number, table in enumerate(sequence.tables):
+                tokens[number].update(table.blocks)
+                recent[number] += table.recent
+        if self._prefix is not None:
+            for number, blocks in enumerate(tokens):
+                blocks.update(self._prefix.blocks_of(number))
+        return [(sorted(own), held) for own, held in zip(tokens, recent, strict=True)]
+
+    def grow(self, layout: KvLayout, num_blocks: int) -> None:
+        """Note that the pool has more blocks of another layout now, with the content of those it had.
+
+        Raises ValueError for another block size, other tables, or fewer blocks.
+        """
+        old = self.layout
+        if (layout.block_size, layout.tables) != (old.block_size, old.tables) or num_blocks < self.num_blocks:
+            raise ValueError(
+                f"{self.num_blocks} blocks of {old.block_size} tokens cannot go on as {num_blocks} of "
+                f"{layout.block_size}, or in other tables"
+            )
+        self._free[:0] = reversed(range(self.num_blocks, num_blocks))
+        self._references += [0] * (num_blocks - self.num_blocks)
+        self.layout, self.num_blocks = layout, num_blocks
+
+    def add_recent(self, sequence: SequenceBlocks) -> bool:
+        """Give an admitted sequence the blocks for recent tokens that it has none of yet; they begin with those that it
+        writes next. False, and nothing changed, where too few can be taken."""
+        if self.layout.recent_blocks * len(sequence.tables) > self.available_blocks:
+            return False
+        for table in sequence.tables:
+            table.recent = self._take_recent()
+        sequence.recent_from = sequence.num_tokens
+        return True
+
+    def reset(self, layout: KvLayout, num_blocks: int) -> None:
+        """Begin again with another pool, in which nothing is known. No sequence may hold a block."""
+        assert not self.live_blocks, "a sequence would lose its blocks"
+        if self._prefix is not None:
+            self._prefix.clear(layout)
+        self.layout, self.num_blocks = layout, num_blocks
+        self._free = list(reversed(range(num_blocks)))
+        self._references = [0] * num_blocks
+        self._copies = {}
 
     def drawn(self) -> str:
         """One character a block, by id: `#` one sequence has it, `&` several share it, `c` cached, `.` free."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -17,7 +17,7 @@ def fit_key_bases(
 ) -> dict[int, KeyBasis]:
     """Of every layer that stores its keys in one: the model reads a text's tokens once, in one step without a pool.
 
-    token_ids: as long a text as the model takes is read, at least some hundred for directions to be seen
+    token_ids: as much of them as the model takes is read, at least some hundred for directions to be seen
     """
     read = token_ids[: model.config.max_position_embeddings]
     calibration = Calibration(
@@ -32,6 +32,6 @@ def fit_key_bases(
     return calibration.bases
 
 
-def bases_bytes(bases: dict[int, KeyBasis]) -> int:
+def bases_bytes(bases: Mapping[int, KeyBasis]) -> int:
     """What they take of the device."""
     return sum(tensor.nbytes for basis in bases.values() for tensor in vars(basis).values())

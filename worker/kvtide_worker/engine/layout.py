@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvtide_sizing import served
@@ -31,10 +31,52 @@ _FORMATS = {stored.name: stored for stored in (BF16, INT8, INT4)}
 
 @dataclass(frozen=True)
 class ServedKv:
-    """How the pool is cut, and what each layer stores."""
+    """How the pool is cut, and what each layer stores.
 
+    num_blocks:   in the layout's sense, of all tables together
+    batch_limit:  sequences that a step runs at most
+    """
+
+    precision: Precision
+    shape: ModelShape
     layout: KvLayout
     formats: tuple[LayerFormat, ...]
+    num_blocks: int
+    batch_limit: int
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return self.num_blocks * self.layout.block_bytes
+
+
+def in_planned_bytes(planned: ServedKv, plan: Plan, precision: Precision) -> ServedKv | None:
+    """The planned pool's bytes in another precision: as many blocks as fit, and as many sequences as the plan says of
+    that choice. None where not one sequence of the plan's context fits: it might never end.
+    """
+    formats = layer_formats(planned.shape, precision)
+    layout = kv_layout(planned.shape, formats, planned.layout.block_size, STEP_TOKEN_BUDGET)
+    blocks_of_all = planned.pool_bytes // (layout.block_bytes * len(layout.tables))
+    num_blocks = blocks_of_all * len(layout.tables)
+    if layout.required_blocks(1, plan.max_context_tokens) > num_blocks:
+        return None
+    return replace(
+        planned,
+        precision=precision,
+        layout=layout,
+        formats=formats,
+        num_blocks=num_blocks,
+        batch_limit=_batch_limit(plan, precision, blocks_of_all),
+    )
+
+
+def _batch_limit(plan: Plan, precision: Precision, blocks_of_all: int) -> int:
+    """The plan's for that choice; where it says nothing of it, fewer in proportion to the blocks, but not more."""
+    said = [other.batch_limit for other in plan.alternatives if other.choice == f"precision {precision}"]
+    if blocks_of_all < plan.kv.num_blocks:
+        cut = said[0] if said else plan.batch_limit * blocks_of_all // plan.kv.num_blocks
+        return max(1, min(plan.batch_limit, cut))
+    return min(STEP_TOKEN_BUDGET, max([plan.batch_limit, *said]))
 
 
 def served_kv(path: Path, plan: Plan, model: ModelConfig, *, exact: bool = False) -> ServedKv:
@@ -58,7 +100,8 @@ def served_kv(path: Path, plan: Plan, model: ModelConfig, *, exact: bool = False
             )
         formats = (LayerFormat(FLOAT32, FLOAT32),) * shape.num_layers
         layout = kv_layout(shape, formats, plan.kv.block_size_tokens, STEP_TOKEN_BUDGET)
-    return ServedKv(layout, formats)
+    num_blocks = plan.kv.num_blocks * len(layout.tables)
+    return ServedKv(Precision(plan.kv.precision), shape, layout, formats, num_blocks, plan.batch_limit)
 
 
 def _formats(kv: KvPlan, shape: ModelShape) -> tuple[LayerFormat, ...]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
-from kvtide_kernels.backends import attention_over, check_served
-from kvtide_kernels.key_basis import KeyBasis
+from kvtide_kernels.attention import PagedAttention
+from kvtide_kernels.backends import check_served
+from kvtide_kernels.cpu.attention import CpuAttention
 from kvtide_kernels.pool import KVPool
+from kvtide_kernels.torch_attention import TorchAttention
 from kvtide_sizing.errors import InvalidPlan, UnknownDevice, UnsupportedPrecision
 from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.models.model_uri import ModelUri
@@ -17,28 +20,31 @@ from kvtide_worker.engine.cgroup import Cgroup
 from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.engine import Engine
 from kvtide_worker.engine.heap import give_back_heap
-from kvtide_worker.engine.key_bases import bases_bytes, fit_key_bases
+from kvtide_worker.engine.key_bases import bases_bytes
+from kvtide_worker.engine.kv_choice import KvChoice, choose_kv
+from kvtide_worker.engine.kv_formats import KvFormats
 from kvtide_worker.engine.layout import ServedKv, served_kv
 from kvtide_worker.engine.memory import MemoryMeter, usage_reader
-from kvtide_worker.engine.messages import AddRequest, SamplingParams
+from kvtide_worker.engine.messages import AddRequest, CalibrationTokens, KvQuality, LoadReport, SamplingParams
 from kvtide_worker.engine.worst_step import WorstStep
 from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.config import ModelConfig
 from kvtide_worker.models.model import load_model
 from kvtide_worker.models.source import fetch
+from kvtide_worker.quality.subject import Subject
 
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def load_engine(
-    config: EngineConfig, progress: Callable[[str], None], calibration_tokens: Callable[[], list[int]]
-) -> Engine:
+    config: EngineConfig, progress: Callable[[str], None], calibration: Callable[[], CalibrationTokens]
+) -> tuple[Engine, LoadReport]:
     """Load the model, take the pool, and generate one token; progress is told each stage before it begins.
 
-    calibration_tokens: what gives the tokens of `calibration_text`; called where the formats need them
+    calibration: what gives the tokens of `calibration_text`; called where formats are fitted to them and checked
 
     Raises SizingError with a message for a person: no such model, one that is not run, a plan for another model, a
-    precision that no kernel here serves.
+    precision that no kernel here serves, or one that loses too much where nothing better fits.
     """
     torch.set_num_threads(config.threads or Cgroup().cpus())
     device, dtype, plan = torch.device(config.device), _DTYPES[config.dtype], Plan.from_json(config.plan)
@@ -48,9 +54,9 @@ def load_engine(
     path = fetch(ModelUri.parse(config.model_uri))
     checkpoint = open_checkpoint(path)
     _check(plan, checkpoint.config)
-    kv = served_kv(path, plan, checkpoint.config, exact=dtype is torch.float32)
+    planned = served_kv(path, plan, checkpoint.config, exact=dtype is torch.float32)
     progress("preparing the kernels")
-    _check_kernels(plan, kv, checkpoint.config, device)
+    _check_kernels(plan, planned, checkpoint.config, device)
     progress("loading weights")
     model = load_model(
         checkpoint,
@@ -59,27 +65,24 @@ def load_engine(
         context_tokens=plan.max_context_tokens,
         weight_format=WeightFormat(plan.weights_format),
     )
-    bases: dict[int, KeyBasis] = {}
-    if any(stored.has_key_basis for stored in kv.formats):
-        # The pool is not there yet: what this takes is its.
-        progress("fitting the key bases")
-        bases = fit_key_bases(model, kv.formats, calibration_tokens(), device)
-        give_back_heap()
+    give_back_heap()  # what matrices took until they were quantised
+    subject = Subject(planned.shape, model, {}, device, block_size=plan.kv.block_size_tokens)
+    choice = choose_kv(planned, plan, subject, calibration, progress)
+    served = choice.served
     progress("allocating the KV pool")
     pool = KVPool.allocate(
-        kv.layout,
-        kv.formats,
-        num_blocks=plan.kv.num_blocks * len(kv.layout.tables),
+        served.layout,
+        served.formats,
+        num_blocks=served.num_blocks,
         kv_heads=model.config.kv_heads,
         head_dim=model.config.head_dim,
         device=device,
     )
-    attention = attention_over(
-        pool, query_heads=model.config.query_heads, scale=model.config.attention_scale, bases=bases
-    )
+    formats = KvFormats(choice, query_heads=model.config.query_heads, scale=model.config.attention_scale)
+    attention = formats.attention(pool)
     meter = MemoryMeter(
         usage_reader(device, plan.memory.device_bytes),
-        weights_bytes=model.weights_bytes + bases_bytes(bases),
+        weights_bytes=model.weights_bytes + bases_bytes(choice.bases),
         kv_pool_bytes=pool.nbytes,
     )
     engine = Engine(
@@ -88,17 +91,48 @@ def load_engine(
         attention=attention,
         meter=meter,
         max_context_tokens=plan.max_context_tokens,
-        max_batch_limit=plan.batch_limit,
+        max_batch_limit=served.batch_limit,
         prefix_caching=plan.kv.prefix_caching,
+        formats=formats,
     )
     progress("measuring a full step")
-    worst = WorstStep(model, attention, pool, max_context_tokens=plan.max_context_tokens, batch=plan.batch_limit)
-    peak_bytes = worst.measure_bytes()
+    # What a step takes hangs on how many sequences it runs, and these on how many the pool holds.
+    limits = {served.batch_limit, max(other.batch_limit for other in (served, *choice.others.values()))}
+    peaks = {
+        limit: WorstStep(
+            model, attention, pool, max_context_tokens=plan.max_context_tokens, batch=limit
+        ).measure_bytes()
+        for limit in sorted(limits)
+    }
     give_back_heap()
-    meter.rest(peak_bytes)
+    meter.rest(peaks)
     progress("generating the first token")
     _warm_up(engine)
-    return engine
+    return engine, _report(plan, choice, attention, dtype)
+
+
+def _report(plan: Plan, choice: KvChoice, attention: PagedAttention, dtype: torch.dtype) -> LoadReport:
+    return LoadReport(
+        kernels=_kernels(attention),
+        weight_precision=plan.weights_format,
+        dtype=str(dtype).removeprefix("torch."),
+        quality=[
+            KvQuality(
+                check.precision.value,
+                check.divergence if math.isfinite(check.divergence) else None,
+                check.limit,
+                check.passed,
+            )
+            for check in choice.checks
+        ],
+        fallback=choice.fallback,
+    )
+
+
+def _kernels(attention: PagedAttention) -> str:
+    if isinstance(attention, TorchAttention):
+        return "torch"
+    return f"cpu-{attention.library.instruction_set}" if isinstance(attention, CpuAttention) else "triton"
 
 
 def _check(plan: Plan, model: ModelConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,17 +39,25 @@ class MemoryMeter:
         self._read = read
         self._weights_bytes = weights_bytes
         self._kv_pool_bytes = kv_pool_bytes
+        self._peaks: Mapping[int, int] = {}
         self._activations_bytes = 0
         self._rest_bytes = 0
         self._peak_bytes = 0
 
-    def rest(self, activations_bytes: int) -> None:
+    def rest(self, peaks: Mapping[int, int]) -> None:
         """Note what is taken now, at rest: weights and pool are there, steps were run, their heap was given back.
 
-        activations_bytes: the peak of those steps
+        peaks: of those steps, by the most sequences that they run; the smallest batch is what runs
         """
-        self._activations_bytes = activations_bytes
+        self._peaks = peaks
+        self.set_batch(min(peaks))
         self._rest_bytes = self._unexplained(self._read())
+
+    def set_batch(self, sequences: int) -> None:
+        """From now on steps run so many at most: what a step that was measured with as many or more takes."""
+        if self._peaks:
+            least = min((batch for batch in self._peaks if batch >= sequences), default=max(self._peaks))
+            self._activations_bytes = self._peaks[least]
 
     def measure(self) -> MeasuredMemory:
         """The memory now."""

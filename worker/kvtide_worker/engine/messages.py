@@ -100,13 +100,25 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 class CalibrationTokens(msgspec.Struct, frozen=True, tag=True):
     """The tokens of `calibration_text`: the first command, sent as soon as the server has read the tokenizer.
 
-    An engine that fits nothing to them ignores it.
+    An engine that stores no keys or values in few bits ignores it.
+
+    fitted:   what key bases are fitted to, what the model wants before a text included
+    checked:  a later part of it, which formats are checked on
+    start:    what the model wants before a text
     """
 
-    token_ids: list[int]
+    fitted: list[int]
+    checked: list[int]
+    start: list[int] = []
 
 
-Command = CalibrationTokens | AddRequest | SetVocabulary | AbortRequest | SetLimits | DescribePool | Shutdown
+class Reencode(msgspec.Struct, frozen=True, tag=True):
+    """Store KV in another precision from now on, as `Precision` spells it: a `Reencoded` follows."""
+
+    precision: str
+
+
+Command = CalibrationTokens | AddRequest | SetVocabulary | AbortRequest | SetLimits | Reencode | DescribePool | Shutdown
 
 
 class ErrorKind(enum.StrEnum):
@@ -170,6 +182,20 @@ class MeasuredMemory(msgspec.Struct, frozen=True):
     peak_bytes: int
 
 
+class KvFormat(msgspec.Struct, frozen=True):
+    """How KV is stored now.
+
+    layers:       runs of layers that are stored alike: which ones ("0-29"), keys, values
+    reencodable:  precisions of fewer bytes that the pool may become as it stands, the largest first
+    larger:       those of more bytes, which it may become once nothing is live
+    """
+
+    precision: str
+    layers: list[tuple[str, str, str]]
+    reencodable: list[str] = []
+    larger: list[str] = []
+
+
 class EngineState(msgspec.Struct, frozen=True):
     """The numbers of `/v1/state` and `/metrics`, taken between two steps. `sampled_at` is Unix time in seconds.
 
@@ -179,6 +205,7 @@ class EngineState(msgspec.Struct, frozen=True):
     """
 
     sampled_at: float
+    kv: KvFormat
     num_blocks: int
     block_tables: int
     block_size_tokens: int
@@ -211,11 +238,35 @@ class EngineState(msgspec.Struct, frozen=True):
         return blocks * self.block_size_tokens // self.block_tables
 
 
+class KvQuality(msgspec.Struct, frozen=True):
+    """A precision's check at load; kld is in nats, None where logits were not finite."""
+
+    precision: str
+    kld: float | None
+    limit: float
+    passed: bool
+
+
+class LoadReport(msgspec.Struct, frozen=True):
+    """What was found and chosen while loading.
+
+    kernels:   what attends: "torch", "triton", or "cpu-" and an instruction set
+    fallback:  why KV is not stored as planned, as a sentence; None where it is
+    """
+
+    kernels: str
+    weight_precision: str
+    dtype: str
+    quality: list[KvQuality] = []
+    fallback: str | None = None
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Weights are loaded, the pool is allocated and touched, and one token was generated."""
 
     state: EngineState
     load_seconds: float
+    report: LoadReport
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag=True):
@@ -269,4 +320,20 @@ class PoolMap(msgspec.Struct, frozen=True, tag=True):
     sequences: list[SequenceMap]
 
 
-Event = Ready | LoadProgress | Failed | StepOutputs | PoolMap
+class ReencodeError(enum.StrEnum):
+    """Why KV is not stored as was asked: it never can be, it cannot now, or it was tried and failed."""
+
+    NEVER = "invalid_value"
+    NOT_NOW = "not_now"
+    FAILED = "engine_error"
+
+
+class Reencoded(msgspec.Struct, frozen=True, tag=True):
+    """KV is stored as was asked, or an error says why it is not."""
+
+    state: EngineState
+    error: str | None = None
+    kind: ReencodeError | None = None
+
+
+Event = Ready | LoadProgress | Failed | StepOutputs | PoolMap | Reencoded

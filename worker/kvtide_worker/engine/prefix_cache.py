@@ -177,6 +177,17 @@ class PrefixCache:
         node.blocks[table] = None
         self.leave(node)
 
+    def blocks_of(self, table: int) -> list[int]:
+        """That table's sealed blocks."""
+        return [block for block, (_, home) in self._homes.items() if home == table]
+
+    def clear(self, layout: KvLayout) -> None:
+        """Forget everything; from now on blocks are that layout's. No sequence may hold a sealed block."""
+        assert len(self._unused) == len(self._homes), "a sequence holds a sealed block"
+        while self._unused:
+            self.evict()
+        self._layout = layout
+
     @staticmethod
     def join(nodes: Sequence[PrefixNode]) -> None:
         """One more sequence is behind these nodes."""

@@ -29,7 +29,10 @@ from kvtide_worker.engine.messages import (
     Failed,
     FinishReason,
     LoadProgress,
+    LoadReport,
     Ready,
+    Reencode,
+    Reencoded,
     SetLimits,
     SetVocabulary,
     Shutdown,
@@ -70,8 +73,8 @@ def run_engine(config: EngineConfig, command_endpoint: str, event_endpoint: str)
     _end_with_parent()
     pipes = _Pipes(command_endpoint, event_endpoint)
     try:
-        engine = _load(config, pipes)
-        pipes.send(Ready(engine.state(), load_seconds=time.monotonic() - started))
+        engine, report = _load(config, pipes)
+        pipes.send(Ready(engine.state(), time.monotonic() - started, report))
         _serve(engine, pipes)
     except Exception as error:
         known = isinstance(error, SizingError)
@@ -110,18 +113,18 @@ class _Pipes:
                 commands.append(self._decoder.decode(self._commands.recv()))
         return commands
 
-    def receive_calibration(self) -> list[int]:
-        """The text that the server's first command has; it comes once the tokenizer is read."""
+    def receive_calibration(self) -> CalibrationTokens:
+        """The server's first command; it comes once the tokenizer is read."""
         command = self._decoder.decode(self._commands.recv())
         assert isinstance(command, CalibrationTokens), "nothing else is sent before the engine is ready"
-        return command.token_ids
+        return command
 
     def close(self) -> None:
         """Give what was sent a moment to arrive, then let go."""
         self._context.destroy(linger=_LAST_WORDS_MILLISECONDS)
 
 
-def _load(config: EngineConfig, pipes: _Pipes) -> Engine:
+def _load(config: EngineConfig, pipes: _Pipes) -> tuple[Engine, LoadReport]:
     pipes.send(LoadProgress("starting torch"))
     from kvtide_worker.engine.load import load_engine
 
@@ -139,10 +142,36 @@ def _serve(engine: Engine, pipes: _Pipes) -> None:
                 return
             if isinstance(command, DescribePool):
                 pipes.send(engine.pool_map())
+            elif isinstance(command, Reencode):
+                pipes.send(_reencode(command, engine, _Heartbeat(engine, pipes)))
             else:
                 _apply(command, engine)
         outputs = engine.step()
         pipes.send(StepOutputs(outputs, engine.state()))
+
+
+def _reencode(command: Reencode, engine: Engine, heartbeat: _Heartbeat) -> Reencoded:
+    from kvtide_worker.engine.kv_formats import CannotReencode
+
+    try:
+        engine.reencode(command.precision, heartbeat)
+    except CannotReencode as error:
+        return Reencoded(engine.state(), str(error), error.kind)
+    return Reencoded(engine.state())
+
+
+class _Heartbeat:
+    """Tells the server that the engine is alive where something takes longer than a step."""
+
+    def __init__(self, engine: Engine, pipes: _Pipes) -> None:
+        self._engine, self._pipes = engine, pipes
+        self._last = time.monotonic()
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self._last >= _IDLE_STATE_SECONDS:
+            self._last = now
+            self._pipes.send(StepOutputs([], self._engine.state()))
 
 
 def _apply(command: CalibrationTokens | AddRequest | SetVocabulary | AbortRequest | SetLimits, engine: Engine) -> None:

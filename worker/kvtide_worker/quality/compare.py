@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from kvtide_sizing.formats import LayerFormat, Precision
 from kvtide_worker.quality.attention import Recording
-from kvtide_worker.quality.conversations import Conversation
-from kvtide_worker.quality.measured_model import MeasuredModel
 from kvtide_worker.quality.reader import Reader
 from kvtide_worker.quality.scoring import ExactStep
 from kvtide_worker.quality.statistics import TokenScores
+from kvtide_worker.quality.subject import Subject
 from kvtide_worker.quality.windows import Window
+
+if TYPE_CHECKING:  # they have a tokenizer, which is of no use to an engine that checks its formats
+    from kvtide_worker.quality.conversations import Conversation
+    from kvtide_worker.quality.measured_model import MeasuredModel
 
 # Sequences that are read together, and their tokens: each format has a pool for as many.
 BATCH, BATCH_TOKENS = 32, 16_384
@@ -33,13 +36,15 @@ def text_passes(formats: Formats, windows: Sequence[Window]) -> int:
 
 
 def read_text(
-    measured: MeasuredModel, formats: Formats, windows: Sequence[Window], tick: Tick
+    measured: Subject, formats: Formats, windows: Sequence[Window], tick: Tick, *, exact_of: Subject | None = None
 ) -> dict[str, TokenScores]:
-    """What BF16 and each of the named formats make of all windows, BF16 first. Raises ValueError as `Reader.open`."""
-    everyone = _with_exact(measured, formats)
-    scores = {name: TokenScores() for name in everyone}
+    """What BF16 and each of the named formats make of all windows, BF16 first. Raises ValueError as `Reader.open`.
+
+    exact_of: the model that BF16 is of, where its weights are others than the formats'
+    """
+    scores = {name: TokenScores() for name in (Precision.BF16.value, *formats)}
     for batch in _batches_of(windows):
-        readers = _open(measured, everyone, [len(window.tokens) for window in batch])
+        readers = _open(measured, formats, [len(window.tokens) for window in batch], exact_of)
         _prefill(list(readers.values()), [window.tokens[: window.prefilled] for window in batch])
         for step in range(max(window.scored for window in batch)):
             pairs = [window.pair(step) for window in batch]
@@ -59,17 +64,24 @@ def answer_passes(formats: Formats, conversations: Sequence[Conversation], token
 
 
 def follow_answers(
-    measured: MeasuredModel, formats: Formats, conversations: Sequence[Conversation], tokens: int, tick: Tick
+    measured: MeasuredModel,
+    formats: Formats,
+    conversations: Sequence[Conversation],
+    tokens: int,
+    tick: Tick,
+    *,
+    exact_of: Subject | None = None,
 ) -> dict[str, list[list[bool]]]:
     """BF16 answers greedily, up to so many tokens a turn; of each answer, whether a format chooses each of them too.
 
     Formats read BF16's answers whatever they would have chosen, and each keeps all earlier turns in its own way. Up to
-    the first other choice that is what they would have answered by themselves. Raises ValueError as `Reader.open`.
+    the first other choice that is what they would have answered by themselves. exact_of: as of `read_text`. Raises
+    ValueError as `Reader.open`.
     """
     answers: dict[str, list[list[bool]]] = {name: [] for name in formats}
     for batch in _batches(conversations):
         capacities = [sum(len(turn) + tokens for turn in one.turns) for one in batch]
-        readers = _open(measured, _with_exact(measured, formats), capacities)
+        readers = _open(measured, formats, capacities, exact_of)
         unread: list[Sequence[int]] = [()] * len(batch)
         for turn in range(max(len(one.turns) for one in batch)):
             asked = [
@@ -109,19 +121,24 @@ def _answer(
     return equal, new
 
 
-def _with_exact(measured: MeasuredModel, formats: Formats) -> dict[str, Sequence[LayerFormat]]:
-    return {Precision.BF16.value: measured.formats(Precision.BF16), **formats}
-
-
-def _open(measured: MeasuredModel, formats: Formats, capacities: Sequence[int]) -> dict[str, Reader]:
-    return {name: Reader.open(measured, stored, capacities) for name, stored in formats.items()}
+def _open(
+    measured: Subject, formats: Formats, capacities: Sequence[int], exact_of: Subject | None
+) -> dict[str, Reader]:
+    """BF16's first."""
+    exact = Reader.open(exact_of or measured, measured.formats(Precision.BF16), capacities)
+    others = {name: Reader.open(measured, stored, capacities) for name, stored in formats.items()}
+    return {Precision.BF16.value: exact, **others}
 
 
 def _prefill(readers: Sequence[Reader], tokens: Sequence[Sequence[int]]) -> None:
-    recording: Recording = {}
-    readers[0].read(tokens, record=recording)
-    for reader in readers[1:]:
-        reader.replay(tokens, recording)
+    """The first reader of each model reads, the others store what it did."""
+    recordings: dict[int, Recording] = {}
+    for reader in readers:
+        known = recordings.setdefault(id(reader.model), {})
+        if known:
+            reader.replay(tokens, known)
+        else:
+            reader.read(tokens, record=known)
 
 
 def _batches_of(windows: Sequence[Window]) -> list[Sequence[Window]]:

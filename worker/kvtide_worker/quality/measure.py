@@ -16,13 +16,13 @@ import torch
 from kvtide_kernels.backends import check_served
 from kvtide_sizing.errors import InvalidModel, InvalidWorkload, UnsupportedPrecision
 from kvtide_sizing.formats import LayerFormat, Precision, bytes_per_token
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.models.sensitivity import with_measurement
 from kvtide_worker.engine.cgroup import Cgroup
 from kvtide_worker.quality.compare import Tick, answer_passes, follow_answers, read_text, text_passes
 from kvtide_worker.quality.conversations import conversations
-from kvtide_worker.quality.formats import measured_formats, precisions
+from kvtide_worker.quality.formats import measured_formats, precisions, with_weights
 from kvtide_worker.quality.measured_model import MeasuredModel
-from kvtide_worker.quality.reader import BLOCK_SIZE
 from kvtide_worker.quality.report import FormatReport, QualityReport
 from kvtide_worker.quality.sensitivity import (
     Sensitivity,
@@ -56,6 +56,7 @@ class Settings:
     window_tokens:   of a text that are read as one sequence
     answer_tokens:   of each greedy answer at most; 0 for none
     sensitivity:     a file that Mixed is chosen by
+    weights:         how the model's matrices are held; others than BF16 are held against BF16 too
     """
 
     model: str
@@ -68,6 +69,7 @@ class Settings:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int | None = None
+    weights: WeightFormat = WeightFormat.BF16
 
 
 def measure(settings: Settings, progress: Progress) -> QualityReport:
@@ -78,7 +80,10 @@ def measure(settings: Settings, progress: Progress) -> QualityReport:
     if settings.sensitivity is not None:
         shape = with_measurement(measured.shape, _json(settings.sensitivity))
         measured = dataclasses.replace(measured, shape=shape)
-    chosen = measured_formats(measured.shape, wanted)
+    chosen, exact_of = measured_formats(measured.shape, wanted), None
+    if settings.weights is not WeightFormat.BF16:
+        chosen = with_weights(measured.shape, settings.weights, chosen)
+        exact_of = _load(dataclasses.replace(settings, weights=WeightFormat.BF16), progress)
     formats = {each.name: each.layers for each in chosen}
     _check(measured, [layer for layers in formats.values() for layer in layers])
     windows = cut(
@@ -89,12 +94,12 @@ def measure(settings: Settings, progress: Progress) -> QualityReport:
         scored=settings.tokens,
     )
     with progress("reading the text", text_passes(formats, windows)) as tick:
-        scores = read_text(measured, formats, windows, tick)
+        scores = read_text(measured, formats, windows, tick, exact_of=exact_of)
     answers: dict[str, list[list[bool]]] = {}
     if settings.answer_tokens:
         asked = conversations(measured.tokenizer)
         with progress("answering greedily", answer_passes(formats, asked, settings.answer_tokens)) as tick:
-            answers = follow_answers(measured, formats, asked, settings.answer_tokens, tick)
+            answers = follow_answers(measured, formats, asked, settings.answer_tokens, tick, exact_of=exact_of)
     exact = scores[Precision.BF16.value]
     rows = [
         FormatReport(
@@ -116,7 +121,7 @@ def measure(settings: Settings, progress: Progress) -> QualityReport:
         )
         for each in chosen
     ]
-    return QualityReport(measured.name, settings.dtype, list(texts), len(exact.losses), rows)
+    return QualityReport(measured.name, settings.dtype, list(texts), len(exact.losses), rows, settings.weights.value)
 
 
 def measure_layers(settings: Settings, progress: Progress) -> Sensitivity:
@@ -160,7 +165,12 @@ def _tokens(measured: MeasuredModel, texts: dict[str, str]) -> list[int]:
 def _load(settings: Settings, progress: Progress) -> MeasuredModel:
     torch.set_num_threads(settings.threads or Cgroup().cpus())
     with progress("loading the model and fitting its key bases", 1) as tick:
-        loaded = MeasuredModel.load(settings.model, dtype=_DTYPES[settings.dtype], device=torch.device(settings.device))
+        loaded = MeasuredModel.load(
+            settings.model,
+            dtype=_DTYPES[settings.dtype],
+            device=torch.device(settings.device),
+            weights=settings.weights,
+        )
         tick()
     return loaded
 
@@ -174,7 +184,7 @@ def _check(measured: MeasuredModel, formats: Sequence[LayerFormat]) -> None:
             head_dim=config.head_dim,
             query_heads=config.query_heads,
             kv_heads=config.kv_heads,
-            block_size=BLOCK_SIZE,
+            block_size=measured.block_size,
         )
     except ValueError as error:
         raise UnsupportedPrecision(f"{measured.name} cannot be measured: {error}") from error

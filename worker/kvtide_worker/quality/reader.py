@@ -13,10 +13,7 @@ from kvtide_sizing.formats import LayerFormat
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
 from kvtide_worker.models.model import Model
 from kvtide_worker.quality.attention import InBfloat16, Recorded, Recording
-from kvtide_worker.quality.measured_model import MeasuredModel
-
-# Of no consequence for what is stored; the size that the planner chooses most.
-BLOCK_SIZE = 64
+from kvtide_worker.quality.subject import Subject
 
 
 class Reader:
@@ -33,11 +30,11 @@ class Reader:
         sequences: Sequence[Sequence[HeldTable]],
         device: torch.device,
     ) -> None:
-        self._model, self._attention, self._sequences, self._device = model, attention, sequences, device
+        self.model, self._attention, self._sequences, self._device = model, attention, sequences, device
         self._lengths = [0] * len(sequences)
 
     @classmethod
-    def open(cls, measured: MeasuredModel, formats: Sequence[LayerFormat], capacities: Sequence[int]) -> Reader:
+    def open(cls, measured: Subject, formats: Sequence[LayerFormat], capacities: Sequence[int]) -> Reader:
         """A reader of sequences of up to so many tokens each, in each layer's format.
 
         Raises ValueError for what the attention does not serve.
@@ -57,7 +54,7 @@ class Reader:
         step = self._attention.plan(spans)
         positions = [position for span in spans for position in range(span.past_tokens, span.total_tokens)]
         lengths = torch.tensor([span.new_tokens for span in spans], device=self._device)
-        return self._model.forward(
+        return self.model.forward(
             torch.tensor([token for new in tokens for token in new], device=self._device),
             torch.tensor(positions, device=self._device),
             step if record is None else Recorded(step, record),
@@ -83,12 +80,12 @@ class Reader:
 
 
 def held_pool(
-    measured: MeasuredModel, formats: Sequence[LayerFormat], capacities: Sequence[int]
+    measured: Subject, formats: Sequence[LayerFormat], capacities: Sequence[int]
 ) -> tuple[KVPool, list[list[HeldTable]]]:
     """A pool for sequences of up to so many tokens each, and their block tables. Raises ValueError as
     `KVPool.allocate`."""
     config = measured.model.config
-    layout = kv_layout(measured.shape, formats, BLOCK_SIZE, max(capacities))
+    layout = kv_layout(measured.shape, formats, measured.block_size, max(capacities))
     sequences, num_blocks = held_tables(layout, capacities)
     pool = KVPool.allocate(
         layout,

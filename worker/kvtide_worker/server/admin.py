@@ -6,8 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from kvtide_worker.engine.messages import ReencodeError
 from kvtide_worker.server.catalog import VERSION
-from kvtide_worker.server.errors import ApiError
+from kvtide_worker.server.engine_client import EngineFailure
+from kvtide_worker.server.errors import ApiError, engine_failed
 from kvtide_worker.server.protocol import LimitsRequest
 from kvtide_worker.server.service import Service
 from kvtide_worker.server.state_report import limits_report, state_report
@@ -28,12 +30,15 @@ def router(service: Service, device: str) -> APIRouter:
             ready=service.ready,
             draining=service.lifecycle.draining,
             started_at=service.started_at,
+            report=service.report,
+            latency=service.latency.recent,
             limits=limits_report(service.state, service.limits, service.capacity),
         )
 
     @routes.put("/limits")
     async def limits(body: LimitsRequest) -> dict[str, int | bool]:
-        """The limits in force afterwards: the engine takes a batch limit between two steps, the others hold at once."""
+        """The limits in force afterwards: the engine takes a batch limit and a precision between two steps, the others
+        hold at once. A batch limit is one of the precision before."""
         most, asked = service.state.max_batch_limit, body.batchLimit
         if asked is not None and asked > most:
             raise ApiError(
@@ -42,6 +47,8 @@ def router(service: Service, device: str) -> APIRouter:
                 param="batchLimit",
                 code="invalid_value",
             )
+        if body.kvPrecision is not None:
+            await _reencode(service, body.kvPrecision)
         service.limits = body.changed(service.limits)
         if asked is not None:
             await service.engine.set_batch_limit(asked)
@@ -54,3 +61,16 @@ def router(service: Service, device: str) -> APIRouter:
         return {"draining": True}
 
     return routes
+
+
+_STATUS = {ReencodeError.NEVER: 400, ReencodeError.NOT_NOW: 409, ReencodeError.FAILED: 500}
+
+
+async def _reencode(service: Service, precision: str) -> None:
+    """Have the pool re-encoded. Raises ApiError 400 for what it cannot become, 409 for what it cannot become now."""
+    try:
+        done = await service.engine.reencode(precision)
+    except EngineFailure as failure:
+        raise engine_failed(str(failure), failure.kind) from failure
+    if done.error is not None and done.kind is not None:
+        raise ApiError(_STATUS[done.kind], done.error, param="kvPrecision", code=done.kind.value)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import zmq
@@ -75,6 +76,7 @@ class EngineClient:
     """Starts the engine process, routes its events, and knows how it is.
 
     state:      the last numbers it sent, None until it is ready
+    report:     what it found and chose while loading, None until then too
     on_progress: called with each stage of loading
     """
 
@@ -91,6 +93,7 @@ class EngineClient:
         self._decoder = msgspec.msgpack.Decoder(messages.Event)
         self._ids = itertools.count(1)
         self._open: dict[str, Generation] = {}
+        self._reencodings: deque[asyncio.Future[messages.Reencoded]] = deque()
         self._pool_maps: deque[asyncio.Future[messages.PoolMap]] = deque()
         self._has_vocabulary = False
         self._news = asyncio.Event()
@@ -99,6 +102,7 @@ class EngineClient:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._stopping = False
         self.state: messages.EngineState | None = None
+        self.report: messages.LoadReport | None = None
         self.ready = asyncio.Event()
         self.ended = asyncio.Event()
         self.failure: str | None = None
@@ -119,9 +123,9 @@ class EngineClient:
         loop.add_reader(self._process.sentinel, self._process_ended)
         self._receiver = loop.create_task(self._receive())
 
-    def calibrate(self, token_ids: list[int]) -> None:
+    def calibrate(self, tokens: messages.CalibrationTokens) -> None:
         """Send the tokens that the engine may wait for while it loads; before any request."""
-        self._send(messages.CalibrationTokens(token_ids))
+        self._send(tokens)
 
     def submit_choices(
         self,
@@ -170,6 +174,18 @@ class EngineClient:
             async with asyncio.timeout(_LIMIT_PATIENCE_S):
                 while self.state is None or self.state.batch_limit != batch_limit:
                     await self._news.wait()
+
+    async def reencode(self, precision: str) -> messages.Reencoded:
+        """Have KV stored in another precision; whether it is. It takes as long as the pool is large.
+
+        Raises EngineFailure where the engine ends.
+        """
+        if self.failure is not None:
+            raise EngineFailure(self.failure)
+        answer: asyncio.Future[messages.Reencoded] = asyncio.get_running_loop().create_future()
+        self._reencodings.append(answer)
+        self._send(messages.Reencode(precision))
+        return await answer
 
     async def pool_map(self) -> messages.PoolMap:
         """The pool as it stands after the step that runs now. Raises EngineFailure where that takes too long."""
@@ -235,9 +251,14 @@ class EngineClient:
                     self._news = asyncio.Event()
                     for output in outputs:
                         self._route(output)
-                case messages.Ready(state=state):
-                    self.state = state
+                case messages.Ready(state=state, report=report):
+                    self.state, self.report = state, report
                     self.ready.set()
+                case messages.Reencoded(state=state):
+                    self.state = state
+                    done = self._reencodings.popleft()
+                    if not done.done():
+                        done.set_result(event)
                 case messages.PoolMap():
                     answer = self._pool_maps.popleft()
                     if not answer.done():
@@ -276,10 +297,12 @@ class EngineClient:
         for generation in self._open.values():
             generation.put(EngineFailure(message))
         self._open.clear()
-        for answer in self._pool_maps:
+        waiting: list[asyncio.Future[Any]] = [*self._pool_maps, *self._reencodings]
+        for answer in waiting:
             if not answer.done():
                 answer.set_exception(EngineFailure(message))
         self._pool_maps.clear()
+        self._reencodings.clear()
 
 
 def _exit_text(exit_code: int | None) -> str:

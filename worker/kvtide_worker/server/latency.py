@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from kvtide_worker.server.recent import RecentValues
 
 # vLLM's buckets, so that its dashboards draw the same picture.
 _FIRST_TOKEN_S = (
@@ -26,10 +29,21 @@ _TOKENS = (
 _NEWEST = 0.1
 
 
-class Latency:
-    """The histograms of one model, and the mean duration of its last requests."""
+@dataclass(frozen=True)
+class RecentLatency:
+    """95 of 100 were not slower, in seconds; None where there were none in the last window_seconds."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+    first_token_p95: float | None
+    output_token_p95: float | None
+    window_seconds: int
+
+
+class Latency:
+    """The histograms of one model, the mean duration of its last requests, and what the last minute was like."""
+
+    def __init__(
+        self, registry: CollectorRegistry, model_name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             made = Histogram(name, text, ["model_name"], registry=registry, buckets=buckets)
             return made.labels(model_name)
@@ -55,17 +69,27 @@ class Latency:
         )
         self._success = {reason: success.labels(model_name, reason) for reason in ("stop", "length")}
         self.mean_request_s = 1.0
+        self._clock = clock
+        self._recent_first, self._recent_tokens = RecentValues(clock), RecentValues(clock)
+
+    @property
+    def recent(self) -> RecentLatency:
+        """The last minute."""
+        first, tokens = self._recent_first, self._recent_tokens
+        return RecentLatency(first.quantile(0.95), tokens.quantile(0.95), first.window_seconds)
 
     def watch(self, prompt_tokens: int) -> RequestWatch:
         """Begin to time a request that has just arrived."""
-        return RequestWatch(self, prompt_tokens, time.monotonic)
+        return RequestWatch(self, prompt_tokens, self._clock)
 
     def first_token(self, seconds: float) -> None:
         """Count a first token."""
         self._first_token.observe(seconds)
+        self._recent_first.add(seconds)
 
     def more_tokens(self, tokens: int, seconds: float) -> None:
         """Count tokens that came together after a pause; each is a token with its share of the pause."""
+        self._recent_tokens.add(seconds / tokens, tokens)
         for _ in range(tokens):
             for histogram in self._between_tokens:
                 histogram.observe(seconds / tokens)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvtide_sizing.plan import Plan
-from kvtide_worker.engine.messages import EngineState
+from kvtide_worker.engine.messages import EngineState, LoadReport
 
 
 class EngineCollector(Collector):
     """Reads the engine's last state at every scrape, so that a gauge is never older than the state itself."""
 
-    def __init__(self, model_name: str, plan: Plan, state: Callable[[], EngineState | None]) -> None:
+    def __init__(
+        self, model_name: str, plan: Plan, report: LoadReport, state: Callable[[], EngineState | None]
+    ) -> None:
         self._model_name = model_name
         self._plan = plan
+        self._report = report
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
@@ -28,6 +32,7 @@ class EngineCollector(Collector):
         yield from self._kv(state)
         yield self._cache_config(state)
         yield self._format(state)
+        yield self._quality()
         yield self._memory(state)
 
     def _requests(self, state: EngineState) -> Iterator[Metric]:
@@ -77,7 +82,7 @@ class EngineCollector(Collector):
             "The KV pool's shape; always 1.",
             labels=["model_name", "block_size", "num_gpu_blocks", "cache_dtype"],
         )
-        dtype = self._plan.kv.precision.lower()
+        dtype = state.kv.precision.lower()
         blocks = state.capacity_tokens // state.block_size_tokens
         info.add_metric([self._model_name, str(state.block_size_tokens), str(blocks), dtype], 1)
         return info
@@ -85,12 +90,24 @@ class EngineCollector(Collector):
     def _format(self, state: EngineState) -> Metric:
         info = GaugeMetricFamily(
             "kvtide_kv_format_info",
-            "How KV is stored; always 1.",
+            "How KV is stored now; always 1.",
             labels=["model_name", "layers", "key", "value", "block_size"],
         )
-        for run in self._plan.kv.layers:
-            info.add_metric([self._model_name, run.layers, run.key, run.value, str(state.block_size_tokens)], 1)
+        for layers, key, value in state.kv.layers:
+            info.add_metric([self._model_name, layers, key, value, str(state.block_size_tokens)], 1)
         return info
+
+    def _quality(self) -> Metric:
+        family = GaugeMetricFamily(
+            "kvtide_kv_quality_kld",
+            "KL divergence of a KV format's predictions from BF16's when the model was loaded, in nats; NaN where they "
+            "were not finite.",
+            labels=["model_name", "format"],
+        )
+        for check in self._report.quality:
+            kld = math.nan if check.kld is None else check.kld
+            family.add_metric([self._model_name, check.precision], kld)
+        return family
 
     def _memory(self, state: EngineState) -> Metric:
         plan, measured = self._plan.memory, state.memory

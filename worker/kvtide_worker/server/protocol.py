@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
@@ -260,6 +268,7 @@ class LimitsRequest(BaseModel):
     """The body of PUT /v1/limits on the admin port: what is left out stays as it is.
 
     maxWaiting…: null is again what the pool and the batch give
+    kvPrecision: what the pool is re-encoded to
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -268,12 +277,16 @@ class LimitsRequest(BaseModel):
     maxWaitingRequests: Annotated[int, Field(ge=0)] | None = None
     maxWaitingPromptTokens: Annotated[int, Field(ge=0)] | None = None
     admissionPaused: bool = False
+    kvPrecision: str | None = None
 
-    @field_validator("batchLimit", mode="before")
+    @field_validator("batchLimit", "kvPrecision", mode="before")
     @classmethod
-    def _is_written(cls, value: Any) -> Any:
+    def _is_written(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None:
-            raise refused("batchLimit", "batchLimit has no default to go back to: write 1 or more, or leave it out")
+            what = "1 or more" if info.field_name == "batchLimit" else "a precision"
+            raise refused(
+                str(info.field_name), f"{info.field_name} has no default to go back to: write {what}, or leave it out"
+            )
         return value
 
     def changed(self, limits: AdmissionLimits) -> AdmissionLimits:

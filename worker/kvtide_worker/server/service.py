@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from kvtide_sizing.plan import Plan
-from kvtide_worker.engine.messages import EngineState, SetVocabulary
+from kvtide_worker.engine.messages import EngineState, LoadReport, SetVocabulary
 from kvtide_worker.server.admission import AdmissionLimits, Capacity, NeverFits, Queue, output_tokens, overload
 from kvtide_worker.server.conversation import ChatMessage, Tool
 from kvtide_worker.server.engine_client import EngineClient, EngineFailure, Generation
@@ -59,7 +59,8 @@ class Service:
         """Begin to serve."""
         self._model, self._engine = model, engine
         self._latency = Latency(self.registry, model.name)
-        self.registry.register(EngineCollector(model.name, model.plan, lambda: engine.state))
+        assert engine.report is not None, "an engine that is ready has told what it loaded"
+        self.registry.register(EngineCollector(model.name, model.plan, engine.report, lambda: engine.state))
         self.lifecycle.loaded = True
 
     @property
@@ -88,6 +89,13 @@ class Service:
         state = self.engine.state
         assert state is not None, "an engine that is ready has told its state"
         return state
+
+    @property
+    def report(self) -> LoadReport:
+        """What the engine found and chose while loading. Raises ApiError 503 while it loads."""
+        report = self.engine.report
+        assert report is not None, "an engine that is ready has told what it loaded"
+        return report
 
     @property
     def trouble(self) -> str | None:

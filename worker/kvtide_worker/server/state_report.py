@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvtide_sizing.plan import Plan
-from kvtide_worker.engine.messages import EngineState
+from kvtide_worker.engine.messages import EngineState, LoadReport
 from kvtide_worker.server.admission import AdmissionLimits, Capacity
+from kvtide_worker.server.latency import RecentLatency
 
 
 def state_report(
@@ -19,6 +20,8 @@ def state_report(
     ready: bool,
     draining: bool,
     started_at: float,
+    report: LoadReport,
+    latency: RecentLatency,
     limits: dict[str, int | bool],
 ) -> dict[str, Any]:
     """The engine's numbers and the plan's, in the contract's keys. Times are Unix seconds, sizes bytes.
@@ -33,8 +36,20 @@ def state_report(
         "startedAt": started_at,
         "sampledAt": state.sampled_at,
         "device": device,
+        "engine": {
+            "kernels": report.kernels,
+            "weightPrecision": report.weight_precision,
+            "dtype": report.dtype,
+        },
         "kv": {
-            "precision": plan.kv.precision,
+            "precision": state.kv.precision,
+            "plannedPrecision": plan.kv.precision,
+            "quality": [
+                {"precision": check.precision, "kld": check.kld, "limit": check.limit, "passed": check.passed}
+                for check in report.quality
+            ],
+            "fallback": report.fallback,
+            "reencodable": state.kv.reencodable,
             "blockSizeTokens": state.block_size_tokens,
             "numBlocks": state.num_blocks,
             "capacityTokens": state.capacity_tokens,
@@ -49,6 +64,11 @@ def state_report(
             "waiting": state.waiting,
             "queuedPromptTokens": state.queued_prompt_tokens,
             "expectedOutputTokens": state.expected_output_tokens,
+        },
+        "latency": {
+            "timeToFirstTokenP95Seconds": latency.first_token_p95,
+            "timePerOutputTokenP95Seconds": latency.output_token_p95,
+            "windowSeconds": latency.window_seconds,
         },
         "limits": limits,
         "counters": {

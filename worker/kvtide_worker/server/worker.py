@@ -172,11 +172,14 @@ class _Worker:
             raise CannotStart(engine.failure)
         ended.cancel()
         self._service.loaded(model, engine)
-        kv = plan.kv
+        state, report = self._service.state, self._service.report
+        if report.fallback is not None:
+            self._voice.say(report.fallback)
+        blocks = state.num_blocks // state.block_tables
         self._voice.say(
             f"serving {model.name} on {self._api_url}/v1: context {plan.max_context_tokens} tokens, KV pool "
-            f"{kv.num_blocks} blocks of {kv.block_size_tokens} = {kv.capacity_tokens} tokens in {kv.precision}, "
-            f"batches of up to {plan.batch_limit}"
+            f"{blocks} blocks of {state.block_size_tokens} = {state.capacity_tokens} tokens in {state.kv.precision}, "
+            f"batches of up to {state.max_batch_limit}"
         )
         return engine
 
