@@ -57,6 +57,22 @@ def test_json_has_the_rows_and_the_status_is_theirs(model: Path, text: Path) -> 
     assert result.exit_code == (0 if report["passed"] else 1)
 
 
+def test_weights_of_eight_bits_have_a_row_and_a_bound_of_their_own(model: Path, text: Path) -> None:
+    result = run(
+        *(model, "--text", text, "--weights", "int8", "--precision", "K8V4", "--answer-tokens", 4),
+        *("--tokens", 40, "-o", "json"),
+    )
+    report = json.loads(result.stdout)
+    assert report["weights"] == "INT8"
+    bounds = {each["format"]: each["boundPercent"] for each in report["formats"]}
+    assert bounds == {"BF16": None, "weights INT8": 1, "K8V4, weights INT8": 2}
+    exact, alone, both = report["formats"]
+    assert exact["klDivergence"] == 0 < alone["klDivergence"]
+    assert alone["perplexity"] != exact["perplexity"]
+    assert both["beside"]["format"] == "weights INT8"
+    assert both["greedy"]["answers"] == 18
+
+
 def test_the_table_marks_what_missed_its_bound(model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = (model, "--text", text, "--precision", "INT4", "--answer-tokens", 0, "--tokens", 40)
     for bound, mark, status in ((1e9, "✓", 0), (-1e9, "✗", 1)):

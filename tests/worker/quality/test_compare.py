@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from kvtide_sizing.formats import Precision
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
+from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_worker.quality import compare as compare_module
 from kvtide_worker.quality import reader as reader_module
 from kvtide_worker.quality.compare import answer_passes, follow_answers, read_text, text_passes
@@ -139,3 +140,20 @@ def test_the_first_difference_is_that_of_a_format_that_answers_by_itself(tmp_pat
         same = [mine == theirs for mine, theirs in zip(own, exact, strict=False)]
         assert (same.index(False) if False in same else len(same)) == first
     assert min(found) < 40
+
+
+def test_other_weights_are_held_against_those_of_bf16(tmp_path: Path) -> None:
+    """Each as if it were read alone, and in each format its own prefill."""
+    save_model(tmp_path)
+    exact, windows = load_model(tmp_path), windows_of(300)
+    rounded = MeasuredModel.load(
+        str(tmp_path), dtype=torch.float32, device=torch.device("cpu"), weights=WeightFormat.INT8
+    )
+    formats = {name: rounded.formats(Precision(name)) for name in ("BF16", INT4)}
+    named = {"weights": formats["BF16"], "weights and KV": formats[INT4]}
+    found = read_text(rounded, named, windows, quiet, exact_of=exact)
+    alone = read_text(rounded, {INT4: formats[INT4]}, windows, quiet)
+    assert found["BF16"].losses == read_text(exact, {}, windows, quiet)["BF16"].losses
+    assert found["weights"].losses == alone["BF16"].losses
+    assert found["weights and KV"].losses == alone[INT4].losses
+    assert 0 < fmean(found["weights"].divergences) < fmean(found["weights and KV"].divergences)

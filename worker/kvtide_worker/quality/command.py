@@ -66,10 +66,17 @@ EXIT_NOT_MEASURED = 3
     show_default=True,
     help="Of weights and arithmetic. float32 shows less than bfloat16's own noise; KV is stored and read as served.",
 )
+@click.option(
+    "--weights",
+    type=click.Choice(["BF16", "INT8"], case_sensitive=False),
+    default="BF16",
+    show_default=True,
+    help="How matrices are held. INT8: they and each KV format with them are compared with BF16 of both.",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--threads", type=_POSITIVE, help="On a CPU. Default: what the cgroup allows.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def quality_command(write_sensitivity: Path | None, precision: str, output: str, **options: Any) -> None:
+def quality_command(write_sensitivity: Path | None, precision: str, weights: str, output: str, **options: Any) -> None:
     """Measure what KV formats cost a model's predictions, beside BF16.
 
     MODEL is what `kvtide serve --model` takes: hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH, file:///PATH, or a path.
@@ -79,13 +86,15 @@ def quality_command(write_sensitivity: Path | None, precision: str, output: str,
 
     \b
     Exit status: 0 where every format is within its bound (INT8 0.3, K8V4 and Mixed 1, INT4 3 % of perplexity),
-    1 where one is not, 3 where nothing was measured.
+    1 where one is not, 3 where nothing was measured. Weights in INT8 may cost 1 % more.
     """
     from kvtide_sizing.errors import SizingError
+    from kvtide_sizing.memory.weights import WeightFormat
     from kvtide_worker.quality.measure import Settings, measure, measure_layers
     from kvtide_worker.text.tokenizer import UnsupportedTokenizerError
 
-    settings = Settings(precisions=[name.strip() for name in precision.split(",")], **options)
+    names = [name.strip() for name in precision.split(",") if name.strip()]
+    settings = Settings(precisions=names, weights=WeightFormat(weights), **options)
     try:
         if write_sensitivity is not None:
             sensitivity = measure_layers(settings, _progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtide_sizing.errors import UnsupportedPrecision
 from kvtide_sizing.formats import (
@@ -14,7 +14,8 @@ from kvtide_sizing.formats import (
     precision_named,
     stored_bytes_per_token,
 )
-from kvtide_sizing.plan.candidates import LOSS_BOUND_PERCENT
+from kvtide_sizing.memory.weights import WeightFormat
+from kvtide_sizing.plan.candidates import LOSS_BOUND_PERCENT, WEIGHTS_LOSS_BOUND_PERCENT
 from kvtide_sizing.shape import ModelShape
 
 # Those that the kernels store, in the order of a table.
@@ -53,6 +54,23 @@ def precisions(names: Sequence[str]) -> list[Precision]:
                 f"{precision.value} has no kernels here; measured are {', '.join(each.value for each in MEASURED)}"
             )
     return [precision for precision in MEASURED if precision in wanted and precision is not Precision.BF16]
+
+
+def with_weights(shape: ModelShape, stored: WeightFormat, formats: Sequence[MeasuredFormat]) -> list[MeasuredFormat]:
+    """The formats of a model whose weights are stored so, to be held against BF16 of both: before them BF16 alone, to
+    see what the weights cost, and each one may cost that more.
+    """
+    more = WEIGHTS_LOSS_BOUND_PERCENT[stored]
+    alone = MeasuredFormat(f"weights {stored}", layer_formats(shape, Precision.BF16), more)
+    return [
+        alone,
+        *(
+            replace(
+                each, name=f"{each.name}, weights {stored}", bound_percent=each.bound_percent + more, beside=alone.name
+            )
+            for each in formats
+        ),
+    ]
 
 
 def measured_formats(shape: ModelShape, wanted: Sequence[Precision]) -> list[MeasuredFormat]:

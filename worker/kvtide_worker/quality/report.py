@@ -71,7 +71,8 @@ class FormatReport:
 class QualityReport:
     """All formats of one model on the same texts, BF16 first.
 
-    texts: what they are called; dtype: of weights and arithmetic; tokens: how many were scored
+    texts: what they are called; dtype: of arithmetic, and of BF16's weights; tokens: how many were scored
+    weights: how the matrices of all rows but BF16's are held
     """
 
     model: str
@@ -79,6 +80,7 @@ class QualityReport:
     texts: Sequence[str]
     tokens: int
     formats: Sequence[FormatReport]
+    weights: str = "BF16"
 
     @property
     def passed(self) -> bool:
@@ -90,6 +92,7 @@ class QualityReport:
         return {
             "model": self.model,
             "dtype": self.dtype,
+            "weights": self.weights,
             "texts": list(self.texts),
             "tokens": self.tokens,
             "passed": self.passed,
