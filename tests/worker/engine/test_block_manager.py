@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import settings
@@ -52,6 +52,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.layout = layout
         self.prefix = PrefixCache(layout, aligned_tokens=hit_blocks * layout.block_size) if hit_blocks else None
         self.hit_tokens = hit_blocks * layout.block_size
+        self.num_blocks = NUM_BLOCKS
         self.blocks = BlockManager(layout, NUM_BLOCKS, self.prefix)
         self.alive: list[Traced] = []
         self.memory: dict[tuple[int, int], Content] = {}
@@ -87,6 +88,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     @rule(sequence=sequences, new_tokens=st.integers(1, 16), next_token=st.sampled_from([7, 8]))
     def step(self, sequence: Traced, new_tokens: int, next_token: int) -> None:
+        if sequence not in self.alive:
+            return  # it has lost its blocks
         held = [(table.first, list(table.blocks)) for table in sequence.blocks.tables]
         past, available = sequence.blocks.num_tokens, self.blocks.available_blocks
         holders = self.holders()
@@ -164,6 +167,31 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.release(sequence, kept=True)
         return sequence if self.let_in(sequence, 0) else multiple()
 
+    @rule(more_blocks=st.integers(0, 12), recent=st.integers(0, 3))
+    def reencode(self, more_blocks: int, recent: int) -> None:
+        """The pool has more blocks from now on, and may begin to keep recent tokens. What is told to hold nothing is
+        lost; who runs gets blocks for recent tokens, or loses all that it has."""
+        self.copy()
+        used = self.blocks.used_blocks(one.blocks for one in self.alive)
+        tokens, ring = ({block for of_table in used for block in of_table[side]} for side in (0, 1))
+        self.memory = {place: content for place, content in self.memory.items() if place[0] in tokens}
+        self.recent = {place: content for place, content in self.recent.items() if place[0] in ring}
+        cached = self.blocks.cached_blocks
+        begins = bool(recent) and not self.layout.recent and self.layout.block_size >= 4
+        if begins:
+            self.layout = replace(self.layout, recent=recent)
+        self.num_blocks += more_blocks
+        self.blocks.grow(self.layout, self.num_blocks)
+        assert self.blocks.cached_blocks == cached
+        for one in list(self.alive) if begins else ():
+            available = self.blocks.available_blocks
+            if self.blocks.add_recent(one.blocks):
+                one.recent_from = one.blocks.num_tokens
+            else:
+                assert available < self.layout.recent_blocks * len(self.layout.tables)
+                self.blocks.release(one.blocks)
+                self.alive.remove(one)
+
     def holders(self) -> Counter[int]:
         tables = [table for one in self.alive for table in one.blocks.tables]
         return Counter(block for table in tables for block in [*table.blocks, *table.recent])
@@ -172,7 +200,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def conserves_blocks(self) -> None:
         blocks, held = self.blocks, self.holders()
         assert blocks.live_blocks == len(held)
-        assert blocks.free_blocks + blocks.live_blocks + blocks.cached_blocks == NUM_BLOCKS
+        assert blocks.free_blocks + blocks.live_blocks + blocks.cached_blocks == self.num_blocks
         assert self.prefix is not None or blocks.cached_blocks == 0
 
     @invariant()
@@ -217,7 +245,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         }
         tables = len(self.layout.tables)
         assert self.blocks.live_tokens == -(-len(written) // tables)
-        assert self.blocks.live_tokens * tables <= NUM_BLOCKS * size + tables - 1
+        assert self.blocks.live_tokens * tables <= self.num_blocks * size + tables - 1
 
     def teardown(self) -> None:
         for one in self.alive:
@@ -226,9 +254,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if self.prefix is not None and self.layout.recent == 0 and self.layout.windowed_tables == 0:
             # Every block is taken by a stranger: nothing may be left of what was known.
             stranger = SequenceBlocks()
-            whole = NUM_BLOCKS // len(self.layout.tables) * self.layout.block_size
+            whole = self.num_blocks // len(self.layout.tables) * self.layout.block_size
             assert self.blocks.admit(stranger, whole, 0)
-            assert self.blocks.cached_blocks <= NUM_BLOCKS % len(self.layout.tables)
+            assert self.blocks.cached_blocks <= self.num_blocks % len(self.layout.tables)
             if not self.blocks.cached_blocks:
                 assert len(self.prefix) == 0
 

@@ -1,9 +1,12 @@
 """The latency histograms, with a clock that the test moves."""
 
+import random
+
 import pytest
 from prometheus_client import CollectorRegistry
 
 from kvtide_worker.server.latency import Latency, RequestWatch
+from kvtide_worker.server.recent import RecentValues
 
 
 class Clock:
@@ -45,3 +48,43 @@ def test_the_mean_follows_the_last_requests(registry: CollectorRegistry) -> None
     for _ in range(100):
         latency.finished(20.0, 1, 1, "length")
     assert latency.mean_request_s == pytest.approx(20.0, rel=0.01)
+
+
+@pytest.mark.parametrize("part", [0.5, 0.95, 1.0])
+def test_quantiles_are_those_of_the_values_themselves(part: float) -> None:
+    """The nearest rank: of 1,000 values the 950th is what 95 of 100 are not above."""
+    values = RecentValues(Clock())
+    generator = random.Random(1)
+    drawn = [generator.lognormvariate(-2, 1.5) for _ in range(1000)]
+    for value in drawn:
+        values.add(value)
+    assert values.quantile(part) == pytest.approx(sorted(drawn)[round(part * 1000) - 1], rel=0.05)
+
+
+def test_what_came_a_minute_ago_is_forgotten() -> None:
+    clock = Clock()
+    values = RecentValues(clock)
+    assert values.quantile(0.95) is None
+    values.add(10.0, 99)
+    clock.now += 30
+    values.add(0.1)
+    assert values.quantile(0.95) == pytest.approx(10.0, rel=0.05)
+    clock.now += 30
+    assert values.quantile(0.95) == pytest.approx(0.1, rel=0.05)
+    clock.now += 30
+    assert values.quantile(0.95) is None
+
+
+def test_the_last_minute_has_both_latencies(registry: CollectorRegistry) -> None:
+    clock = Clock()
+    latency = Latency(registry, "m", clock)
+    assert (latency.recent.first_token_p95, latency.recent.output_token_p95) == (None, None)
+    watch = latency.watch(prompt_tokens=3)
+    clock.now += 2
+    watch.tokens(1)
+    clock.now += 1
+    watch.tokens(4)
+    recent = latency.recent
+    assert recent.first_token_p95 == pytest.approx(2.0, rel=0.05)
+    assert recent.output_token_p95 == pytest.approx(0.25, rel=0.05)
+    assert recent.window_seconds == 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from kvtide_sizing.devices.device import device_named
 from kvtide_sizing.models import catalog
 from kvtide_sizing.plan import Plan, Policy, Workload, plan
-from kvtide_worker.engine.messages import EngineState, MeasuredMemory
+from kvtide_worker.engine.messages import EngineState, KvFormat, KvQuality, LoadReport, MeasuredMemory
+from kvtide_worker.server.latency import RecentLatency
 from kvtide_worker.server.metrics import EngineCollector
 from kvtide_worker.server.state_report import state_report
 
@@ -28,7 +30,17 @@ MEASURED = MeasuredMemory(
 )
 
 
+REPORT = LoadReport(
+    kernels="cpu-avx512",
+    weight_precision="BF16",
+    dtype="bfloat16",
+    quality=[KvQuality("INT4", None, 0.03, False), KvQuality("K8V4", 0.002, 0.01, True)],
+    fallback="INT4 is not served",
+)
+
 SERVER: dict[str, Any] = {
+    "report": REPORT,
+    "latency": RecentLatency(0.25, None, 60),
     "version": "0",
     "model_name": "m",
     "device": "cpu",
@@ -47,7 +59,8 @@ def planned() -> Plan:
 
 def state(memory: MeasuredMemory) -> EngineState:
     numbers = {field.name: 1 for field in msgspec.structs.fields(EngineState)}
-    return EngineState(**{**numbers, "memory": memory})
+    kv = KvFormat("K8V4", [("0-29", "INT8", "INT4")], reencodable=["INT4"])
+    return EngineState(**{**numbers, "memory": memory, "kv": kv})
 
 
 def test_state(planned: Plan) -> None:
@@ -64,7 +77,7 @@ def test_metrics(planned: Plan, free: int) -> None:
     """More spoken for than there is shows as negative free memory: the sum stays the device's."""
     other = (438 + 158 - free) * MIB
     memory = msgspec.structs.replace(MEASURED, other_bytes=other, free_bytes=free * MIB)
-    collector = EngineCollector("m", planned, lambda: state(memory))
+    collector = EngineCollector("m", planned, REPORT, lambda: state(memory))
     sums: defaultdict[str, float] = defaultdict(float)
     components: defaultdict[str, set[str]] = defaultdict(set)
     for family in collector.collect():
@@ -92,3 +105,35 @@ def test_capacity_is_the_plans_whatever_the_tables() -> None:
     )
     kv = state_report(now, windowed, **SERVER)["kv"]
     assert kv["capacityTokens"] == windowed.kv.capacity_tokens
+
+
+def test_what_is_served_is_told_beside_what_was_planned(planned: Plan) -> None:
+    told = state_report(state(MEASURED), planned, **SERVER)
+    assert {key: told["kv"][key] for key in ("precision", "plannedPrecision", "fallback", "reencodable")} == {
+        "precision": "K8V4",
+        "plannedPrecision": "BF16",
+        "fallback": "INT4 is not served",
+        "reencodable": ["INT4"],
+    }
+    assert told["kv"]["quality"] == [
+        {"precision": "INT4", "kld": None, "limit": 0.03, "passed": False},
+        {"precision": "K8V4", "kld": 0.002, "limit": 0.01, "passed": True},
+    ]
+    assert told["engine"] == {"kernels": "cpu-avx512", "weightPrecision": "BF16", "dtype": "bfloat16"}
+    assert told["latency"] == {
+        "timeToFirstTokenP95Seconds": 0.25,
+        "timePerOutputTokenP95Seconds": None,
+        "windowSeconds": 60,
+    }
+
+
+def test_the_metrics_name_the_format_in_force_and_its_quality(planned: Plan) -> None:
+    collector = EngineCollector("m", planned, REPORT, lambda: state(MEASURED))
+    samples = [sample for family in collector.collect() for sample in family.samples]
+    [layers] = [sample.labels for sample in samples if sample.name == "kvtide_kv_format_info"]
+    [config] = [sample.labels for sample in samples if sample.name == "vllm:cache_config_info"]
+    assert (layers["layers"], layers["key"], layers["value"]) == ("0-29", "INT8", "INT4")
+    assert config["cache_dtype"] == "k8v4"
+    klds = {sample.labels["format"]: sample.value for sample in samples if sample.name == "kvtide_kv_quality_kld"}
+    assert math.isnan(klds["INT4"])
+    assert klds["K8V4"] == 0.002

@@ -13,8 +13,9 @@ from kvtide_kernels.attention import PagedAttention, SequenceSpan
 from kvtide_kernels.pool import KVPool
 from kvtide_worker.engine.admission import refusal
 from kvtide_worker.engine.block_manager import BlockManager
+from kvtide_worker.engine.cannot_reencode import CannotReencode
 from kvtide_worker.engine.grammar import GrammarCompiler
-from kvtide_worker.engine.kv_formats import CannotReencode, KvFormats, told
+from kvtide_worker.engine.kv_formats import KvFormats, told
 from kvtide_worker.engine.layout import ServedKv
 from kvtide_worker.engine.logprobs import token_logprobs
 from kvtide_worker.engine.memory import MemoryMeter
@@ -181,6 +182,7 @@ class Engine:
         self._attention = formats.attention(self._pool)
         self._scheduler.set_max_batch_limit(target.batch_limit)
         self._meter.set_batch(target.batch_limit)
+        self._memory = None
         self._told = self._tell_format()
         logger.info(
             "KV is stored as %s: %d blocks in place of %d as %s, after %.2f s",

@@ -10,17 +10,10 @@ from kvtide_kernels.pool import KVPool
 from kvtide_kernels.reencode import UsedBlocks, reencode
 from kvtide_sizing.formats import LayerFormat, Precision
 from kvtide_sizing.plan.planner import layer_runs
+from kvtide_worker.engine.cannot_reencode import CannotReencode
 from kvtide_worker.engine.kv_choice import KvChoice, becomes
 from kvtide_worker.engine.layout import ServedKv
 from kvtide_worker.engine.messages import KvFormat, ReencodeError
-
-
-class CannotReencode(ValueError):
-    """The pool cannot be stored so, or not now, or this failed. The message is for a person."""
-
-    def __init__(self, message: str, kind: ReencodeError) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 class KvFormats:

@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from kvtide_sizing.errors import SizingError
+from kvtide_worker.engine.cannot_reencode import CannotReencode
 from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.messages import (
     AbortRequest,
@@ -151,8 +152,6 @@ def _serve(engine: Engine, pipes: _Pipes) -> None:
 
 
 def _reencode(command: Reencode, engine: Engine, heartbeat: _Heartbeat) -> Reencoded:
-    from kvtide_worker.engine.kv_formats import CannotReencode
-
     try:
         engine.reencode(command.precision, heartbeat)
     except CannotReencode as error:
