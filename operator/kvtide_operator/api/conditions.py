@@ -74,6 +74,9 @@ class Reason(StrEnum):
     AT_MIN_REPLICAS = "AtMinReplicas"
     BELOW_MIN_REPLICAS = "BelowMinReplicas"
     ABOVE_MAX_REPLICAS = "AboveMaxReplicas"
+    # The precision of KV as a lever
+    KV_REENCODED = "KVReencoded"
+    KV_AS_PLANNED = "KVAsPlanned"
     # MemoryWithinPlan
     WITHIN_PLAN = "WithinPlan"
     ABOVE_PLAN = "AbovePlan"

@@ -47,6 +47,23 @@ class KVStatus(Api):
     live_tokens: int = Field(default=0, description="Tokens held for running requests.")
     utilization: float = Field(default=0.0, description="Live blocks over all blocks, from 0 to 1.")
     utilization_percent: int = Field(default=0, description="The same in whole percent, for kubectl get.")
+    precision_in_force: str | None = Field(
+        default=None, description="What the ready workers store keys and values in now; several where they differ."
+    )
+
+
+class PrecisionStatus(Api):
+    """What workers were told to store their KV in, where the demand asked for more replicas than are to be had."""
+
+    asked: str | None = Field(default=None, description="The precision that they were told; absent as planned.")
+    reason: str = Field(description="Why, as one word of a closed list.")
+    message: str = Field(description="Why, with the numbers, and what it costs.")
+    kld: float | None = Field(
+        default=None, description="The largest divergence that a worker measured for it at its start, in nats."
+    )
+    kld_limit: float | None = Field(default=None, description="The bound of that, from maxQualityLossPercent.")
+    changed_at: Time | None = Field(default=None, description="When it last changed.")
+    calm_since: Time | None = Field(default=None, description="Since when the planned precision would do again.")
 
 
 class RequestsStatus(Api):
@@ -160,6 +177,10 @@ class Status(Api):
     plan: Plan | None = Field(default=None, description="The plan in force.")
     memory: MemoryStatus | None = Field(default=None, description="Predicted and measured memory of one worker.")
     kv: KVStatus | None = Field(default=None, description="The KV cache of all ready workers together.")
+    kv_precision: PrecisionStatus | None = Field(
+        default=None,
+        description="What workers were told to store their KV in, where that ever was another than planned.",
+    )
     requests: RequestsStatus | None = Field(default=None, description="The requests of all ready workers together.")
     batch_limit: int | None = Field(default=None, description="The lowest batch limit in force on a ready worker.")
     workers: Annotated[

@@ -1,7 +1,8 @@
 """Carries out what a pass wants. One action that is refused stops none of the others."""
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from kvtide_operator.api import names
 from kvtide_operator.api.conditions import Reason
@@ -44,12 +45,18 @@ async def carry_out(kube: Kube, workers: WorkerClient, observed: Observed, actio
         await attempt(f"Pod {pod}", kube.delete("Pod", namespace, pod))
 
     token = token_of(observed.child("Secret", admin_secret_name(observed.resource)))
-    for push in actions.limits if token is not None else ():
+    if token is None:
+        return tuple(troubles)
+    pushes: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+        *((push.pod, partial(workers.push_limit, push.ip, token, push.batch_limit)) for push in actions.limits),
+        *((push.pod, partial(workers.push_precision, push.ip, token, push.precision)) for push in actions.precisions),
+    ]
+    for pod, pushing in pushes:
         try:
-            await workers.push_limit(push.ip, str(token), push.batch_limit)
+            await pushing()
         except WorkerError as error:
-            # A worker keeps its limit until told otherwise; the next pass decides again from what it has.
-            logger.warning("%s/%s: %s", namespace, push.pod, error)
+            # A worker keeps what it has until told otherwise; the next pass decides again from that.
+            logger.warning("%s/%s: %s", namespace, pod, error)
     return tuple(troubles)
 
 

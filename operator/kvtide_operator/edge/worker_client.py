@@ -6,7 +6,7 @@ Timeouts are short: a worker that hangs holds nobody up.
 import asyncio
 import email.utils
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import aiohttp
 import pydantic
@@ -17,6 +17,8 @@ from kvtide_operator.reconcile.observed import Answer, Sample
 from kvtide_operator.reconcile.pods import PodView
 
 TIMEOUT = aiohttp.ClientTimeout(total=3, connect=1)
+# A pool of many GiB is read and written once. A worker that takes longer does it all the same.
+REENCODE_S = 20.0
 
 
 class WorkerError(Exception):
@@ -47,9 +49,19 @@ class WorkerClient:
 
     async def push_limit(self, ip: str, token: str, batch_limit: int) -> None:
         """Sets a worker's batch limit, live at its next step. Raises WorkerError."""
+        await self._put_limits(ip, token, {"batchLimit": batch_limit})
+
+    async def push_precision(self, ip: str, token: str, precision: str) -> None:
+        """Has a worker's pool re-encoded between two steps, which takes as long as it takes. Raises WorkerError."""
+        await self._put_limits(ip, token, {"kvPrecision": precision}, REENCODE_S)
+
+    async def _put_limits(self, ip: str, token: str, limits: Mapping[str, object], within_s: float = 3.0) -> None:
         try:
             async with self._session.put(
-                f"{_base(ip, ADMIN_PORT)}/v1/limits", json={"batchLimit": batch_limit}, headers=_bearer(token)
+                f"{_base(ip, ADMIN_PORT)}/v1/limits",
+                json=limits,
+                headers=_bearer(token),
+                timeout=aiohttp.ClientTimeout(total=within_s, connect=1),
             ) as response:
                 if response.status != 200:
                     raise WorkerError(f"PUT /v1/limits: HTTP {response.status} {await response.text()}")

@@ -17,6 +17,15 @@ class LimitPush:
 
 
 @dataclass(frozen=True)
+class PrecisionPush:
+    """Another precision for one worker's pool."""
+
+    pod: str
+    ip: str
+    precision: str
+
+
+@dataclass(frozen=True)
 class Event:
     """A Kubernetes event on the resource. Those of one reason about the same thing are one object that counts."""
 
@@ -42,6 +51,7 @@ class Actions:
     create: tuple[Manifest, ...] = ()
     delete_pods: tuple[str, ...] = ()
     limits: tuple[LimitPush, ...] = ()
+    precisions: tuple[PrecisionPush, ...] = ()
     events: tuple[Event, ...] = ()
     decision: ScalingDecision | None = None
     learned: Overheads = field(default_factory=dict)

@@ -25,6 +25,7 @@ from kvtide_operator.reconcile.news import events
 from kvtide_operator.reconcile.observed import Live, Observed, Surroundings
 from kvtide_operator.reconcile.planning import Planning, plan_workers
 from kvtide_operator.reconcile.pods import Trouble
+from kvtide_operator.reconcile.precision import move_precision
 from kvtide_operator.reconcile.rollout import explained, surges
 from kvtide_operator.reconcile.running import described, run_otherwise
 from kvtide_operator.reconcile.scaling import scale
@@ -59,6 +60,7 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     plan = in_force.plan if in_force else None
     scaling = scale(observed, plan, live_replicas, now, in_force.intent if in_force else "")
     limits = limit_batches(observed, now)
+    precision = move_precision(observed, plan, in_force.intent if in_force else "", scaling.decision, now)
     surge = in_force is not None and surges(
         observed, surroundings, live if ours else None, in_force.intent, in_force.planned
     )
@@ -71,7 +73,7 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     force = replace(force, troubles=explained(force.troubles, observed, surroundings))
     troubles = taken + _troubles(observed, live if ours else None) + force.troubles
     if in_force and plan:
-        troubles += tuple(run_otherwise(observed, in_force.intent, plan, None))
+        troubles += tuple(run_otherwise(observed, in_force.intent, plan, precision.asked))
     measured = measured_memory(observed, in_force.intent) if in_force else {}
     verdicts = [
         judge.planned(planning),
@@ -90,7 +92,14 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     busy = bool(observed.workers) or desired > 0 or inspecting
     return Actions(
         status=build_status(
-            observed, plan, measured, force, scaling.status, described(limits.workers, observed), stamped
+            observed,
+            plan,
+            measured,
+            force,
+            scaling.status,
+            described(limits.workers, observed),
+            precision.status,
+            stamped,
         ),
         requeue_s=surroundings.resync_s if busy else RESTING_S,
         deletion_costs=_deletion_costs(observed) if fewer else {},
@@ -98,7 +107,13 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
         create=planning.create,
         delete_pods=planning.delete_pods,
         limits=limits.pushes,
-        events=(*meddling(observed, changed), *events(before, stamped, scaling.news), *limits.events),
+        precisions=precision.pushes,
+        events=(
+            *meddling(observed, changed),
+            *events(before, stamped, scaling.news),
+            *limits.events,
+            *precision.events,
+        ),
         decision=scaling.news,
         learned=learn_overheads(observed, planning.record, surroundings, now),
     )

@@ -59,8 +59,9 @@ def _differences(kind: DeviceKind, plan: Plan, state: WorkerState, asked_precisi
         yield f"computes on {state.device}, planned for {kind.value}"
     if engine and engine.kernels in _SLOW_KERNELS:
         yield f"attention by {engine.kernels}, which is several times slower than this device's own kernels"
-    expected = {planned.precision, asked_precision}
-    if kv.precision is not None and kv.precision not in expected and not kv.fallback:
+    # While the lever is at work, workers follow it one by one.
+    judged = kv.precision is not None and asked_precision is None and not kv.fallback
+    if judged and kv.precision != planned.precision:
         yield f"KV cache in {kv.precision}, planned {planned.precision}"
     if kv.block_size_tokens is not None and kv.block_size_tokens != planned.block_size_tokens:
         yield f"blocks of {kv.block_size_tokens} tokens, planned {planned.block_size_tokens}"

@@ -10,6 +10,7 @@ from kvtide_operator.api.status import (
     KVStatus,
     MeasuredMemory,
     MemoryStatus,
+    PrecisionStatus,
     PredictedMemory,
     RequestsStatus,
     Status,
@@ -47,6 +48,7 @@ def _kv(states: list[WorkerState]) -> KVStatus | None:
         live_tokens=sum(state.kv.live_tokens for state in states),
         utilization=round(used, 4),
         utilization_percent=round(100 * used),
+        precision_in_force=", ".join(sorted({state.kv.precision for state in states if state.kv.precision})) or None,
     )
 
 
@@ -66,6 +68,7 @@ def build_status(
     force: Workforce,
     autoscaling: AutoscalingStatus,
     workers: tuple[WorkerStatus, ...],
+    precision: PrecisionStatus | None,
     conditions: list[Condition],
 ) -> Status:
     """The status of this pass."""
@@ -82,6 +85,7 @@ def build_status(
         plan=plan,
         memory=memory if plan or memory.measured else None,
         kv=_kv(states),
+        kv_precision=precision,
         requests=_requests(states),
         batch_limit=min((worker.batch_limit for worker in workers), default=None),
         workers=list(workers) or None,
