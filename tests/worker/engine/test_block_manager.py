@@ -262,7 +262,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 
 TestBlockManager = BlockManagerMachine.TestCase
-TestBlockManager.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestBlockManager.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 def admitted(blocks: BlockManager, num_tokens: int) -> SequenceBlocks:
