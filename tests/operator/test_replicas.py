@@ -27,6 +27,11 @@ def decide(fleet: Fleet, policy: ScalingPolicy = POLICY, memory: Memory | None =
     return decide_replicas(fleet, policy, memory or Memory(), None, now)
 
 
+def quiet_since(began: float, peak: int = 0) -> Window:
+    """A window of 300 s, whose highest demand was in its first step, and that was looked at just now."""
+    return Window(began, NOW - 2, step=333, peaks=(peak, *[0] * 10))  # 10,000 s in steps of 30 s
+
+
 def fleet_of(make_state: MakeState, ready: int, replicas: int, live: int = 0, queued: int = 0) -> Fleet:
     """So many ready workers, of which the first has all the load; utilization 0.5 says nothing of computing."""
     states = [make_state(live=live, queued=queued, utilization=0.5)] + [make_state(utilization=0.5)] * (ready - 1)
@@ -49,20 +54,21 @@ def fleet_of(make_state: MakeState, ready: int, replicas: int, live: int = 0, qu
         # one fewer: 14,000 = 0.70 · 10,000 · 2 is not under it, one token less is, and the window begins
         (3, 3, 14_000, 0, None, 3, Reason.WITHIN_BOUNDS),
         (3, 3, 13_999, 0, None, 3, Reason.STABILIZING),
-        (3, 3, 13_999, 0, Window(NOW - 299, 0), 3, Reason.STABILIZING),
-        (3, 3, 13_999, 0, Window(NOW - 300, 0), 2, Reason.DEMAND_BELOW_TARGET),
+        (3, 3, 13_999, 0, quiet_since(NOW - 299, 0), 3, Reason.STABILIZING),
+        (3, 3, 13_999, 0, quiet_since(NOW - 300, 13_999), 3, Reason.STABILIZING),  # it has just grown
+        (3, 3, 1_000, 0, quiet_since(NOW - 300, 13_999), 2, Reason.DEMAND_BELOW_TARGET),
         # as few as the highest demand of the window allows: 7,000 needs 2, 6,999 needs 1
-        (4, 4, 0, 0, Window(NOW - 900, 7_000), 2, Reason.DEMAND_BELOW_TARGET),
-        (4, 4, 0, 0, Window(NOW - 900, 6_999), 1, Reason.DEMAND_BELOW_TARGET),
-        # a window from before the replicas came to serve less than they did
-        (3, 3, 100, 0, Window(NOW - 900, 14_000), 3, Reason.WITHIN_BOUNDS),
-        (1, 1, 0, 0, Window(NOW - 900, 0), 1, Reason.WITHIN_BOUNDS),
+        (4, 4, 0, 0, quiet_since(NOW - 900, 7_000), 2, Reason.DEMAND_BELOW_TARGET),
+        (4, 4, 0, 0, quiet_since(NOW - 900, 6_999), 1, Reason.DEMAND_BELOW_TARGET),
+        # not as long as a demand of 14,000 was within it
+        (3, 3, 100, 0, quiet_since(NOW - 900, 14_000), 3, Reason.STABILIZING),
+        (1, 1, 0, 0, quiet_since(NOW - 900, 0), 1, Reason.WITHIN_BOUNDS),
         # a replica that never became ready goes as well, when the demand has gone
-        (1, 2, 100, 0, Window(NOW - 300, 100), 1, Reason.DEMAND_BELOW_TARGET),
+        (1, 2, 100, 0, quiet_since(NOW - 300, 6_000), 1, Reason.DEMAND_BELOW_TARGET),
         # bounds come first, in both directions, with or without numbers
         (0, 0, 0, 0, None, 1, Reason.BELOW_MIN_REPLICAS),
         (6, 6, 50_000, 0, None, 4, Reason.ABOVE_MAX_REPLICAS),
-        (0, 2, 0, 0, Window(NOW - 900, 0), 2, Reason.NO_READY_WORKERS),
+        (0, 2, 0, 0, quiet_since(NOW - 900, 0), 2, Reason.NO_READY_WORKERS),
     ],
 )
 def test_a_row(
@@ -85,13 +91,41 @@ def test_the_minimum_holds_however_quiet_it_is(make_state: MakeState) -> None:
     assert (decision.replicas, decision.reason) == (2, Reason.AT_MIN_REPLICAS)
 
 
-def test_the_window_begins_anew_after_a_busy_moment(make_state: MakeState) -> None:
+def test_the_window_begins_anew_behind_a_busy_moment(make_state: MakeState) -> None:
+    """Two replicas of 10,000, which one under 7,000 does for. A look every 10 s."""
     quiet, busy = fleet_of(make_state, 2, 2, live=2_000), fleet_of(make_state, 2, 2, live=8_000)
-    began = decide(quiet).memory
-    assert began.window == Window(NOW, 2_000)
-    assert decide(quiet, memory=began, now=NOW + 200).memory.window == Window(NOW, 2_000)
-    assert decide(busy, memory=began, now=NOW + 250).memory.window is None
-    assert decide(quiet, memory=Memory(), now=NOW + 310).replicas == 2
+    memory, went = Memory(), []
+    for second in range(0, 1_000, 10):
+        decision = decide(busy if second == 200 else quiet, memory=memory, now=NOW + second)
+        memory = decision.memory
+        if decision.replicas == 1:
+            went.append(second)
+    # the window begins anew behind the busy moment
+    assert went[0] == 210 + 300
+
+
+def test_the_window_slides_and_goes_on_after_a_step(make_state: MakeState) -> None:
+    """Four replicas of 10,000; a demand of 13,000 at first, 2,000 later. A look every 10 s."""
+    memory, replicas, moves = Memory(), 4, []
+    for second in range(0, 1_000, 10):
+        live = 13_000 if second < 150 else 2_000
+        decision = decide(fleet_of(make_state, replicas, replicas, live=live), memory=memory, now=NOW + second)
+        memory = decision.memory
+        if decision.changes:
+            moves.append((second, decision.replicas))
+        replicas = decision.replicas
+    # 13,000 / 7,000 needs 2; the last step of 30 s with it, from 10,140 to 10,170 s, is over 300 s after its end
+    assert moves == [(300, 2), (470, 1)]
+
+
+def test_a_fleet_that_cannot_shrink_remembers_nothing(make_state: MakeState) -> None:
+    assert decide(fleet_of(make_state, 1, 1, live=5)).memory == Memory()
+
+
+def test_nobody_goes_while_the_demand_grows(make_state: MakeState) -> None:
+    window = Window(NOW - 900, NOW - 2, step=333, peaks=(6_000, *[100] * 10))
+    assert decide(fleet_of(make_state, 3, 3, live=5_000), memory=Memory(window)).replicas == 3
+    assert decide(fleet_of(make_state, 3, 3, live=50), memory=Memory(window)).replicas == 1
 
 
 STUCK = Pending("stuck", 200.0, troubled=True)
@@ -110,8 +144,9 @@ NO_PLACE = Pending("stuck", 200.0, troubled=True, unschedulable=True)
         # and it does not keep a real need from being met: 20,000 asks for 3
         (NO_PLACE, 2, 20_000, None, 3, Reason.DEMAND_ABOVE_TARGET),
         # falling demand cancels it; what is left is judged by the one that serves: 6,999 fits it, 7,000 does not
-        (NO_PLACE, 2, 6_999, Window(NOW - 300, 6_999), 1, Reason.DEMAND_BELOW_TARGET),
-        (NO_PLACE, 2, 7_000, Window(NOW - 300, 7_000), 2, Reason.WITHIN_BOUNDS),
+        (NO_PLACE, 2, 10, quiet_since(NOW - 300, 6_999), 1, Reason.DEMAND_BELOW_TARGET),
+        (NO_PLACE, 2, 10, quiet_since(NOW - 300, 7_000), 2, Reason.STABILIZING),
+        (NO_PLACE, 2, 7_000, quiet_since(NOW - 300, 0), 2, Reason.WITHIN_BOUNDS),
     ],
 )
 def test_a_replica_that_does_not_start_is_not_counted(
@@ -139,18 +174,23 @@ def test_replicas_that_never_start_are_not_asked_for_again_and_again(make_state:
 
 
 def slow_fleet(
-    make_state: MakeState, first: float | None, token: float | None, ready_s: float = 600.0, running: int = 4
+    make_state: MakeState,
+    first: float | None,
+    token: float | None,
+    ready_s: float = 600.0,
+    running: int = 4,
+    live: int = 2_000,
 ) -> Fleet:
     latency = LatencyState(time_to_first_token_p95_seconds=first, time_per_output_token_p95_seconds=token)
-    slow = make_state(live=2_000, running=running, utilization=0.5).model_copy(update={"latency": latency})
-    fast = make_state(live=2_000, running=4 if running else 0, utilization=0.5)
-    return Fleet(2, (Worker("slow", slow, ready_s=ready_s), Worker("fast", fast)))
+    slow = make_state(live=live, running=running, utilization=0.5).model_copy(update={"latency": latency})
+    fast = make_state(live=live, running=4 if running else 0, utilization=0.5)
+    return Fleet(2, (Worker("slow", slow, ready_s=ready_s), Worker("unsaid", fast)))
 
 
 @pytest.mark.parametrize(
     ("first", "token", "ready_s", "running", "replicas", "reason"),
     [
-        (2.0, 0.1, 600.0, 4, 2, Reason.WITHIN_BOUNDS),  # at the targets, and so near that none goes
+        (2.0, 0.1, 600.0, 4, 2, Reason.STABILIZING),  # at the targets is within them
         (2.1, 0.1, 600.0, 4, 3, Reason.LATENCY_ABOVE_TARGET),
         (None, 0.11, 600.0, 4, 3, Reason.LATENCY_ABOVE_TARGET),
         (2.1, None, 89.0, 4, 2, Reason.WITHIN_BOUNDS),  # 30 s of warm-up and a window of 60 s are not over
@@ -172,7 +212,7 @@ def test_latencies_above_their_targets_ask_for_one_more_and_keep_what_there_is(
 
 
 def test_one_more_at_a_time_and_what_was_too_much_is_remembered(make_state: MakeState) -> None:
-    slow = slow_fleet(make_state, 3.0, None)
+    slow = slow_fleet(make_state, 3.0, None, live=4_000)
     first = decide(slow, TARGETS, Memory(peak=Peak(5_000.0, NOW - 30)))
     assert first.replicas == 3
     # 5,000 tokens a replica within the last minute were too many: 85 % of the capacity, and so 5,000 / 0.85 = 5,882
@@ -181,8 +221,23 @@ def test_one_more_at_a_time_and_what_was_too_much_is_remembered(make_state: Make
     assert decide(coming, TARGETS, first.memory, NOW + 60).replicas == 3
     # the same demand on three that answer in time: 10,000 = 2 · 5,000 is not sent back to two
     fine = Fleet(3, tuple(Worker(f"w{i}", make_state(live=3_334, running=4)) for i in range(3)))
-    after = decide(fine, TARGETS, replace(first.memory, window=Window(NOW - 900, 10_000)), NOW + 120)
+    after = decide(fine, TARGETS, first.memory, NOW + 120)
     assert (after.replicas, after.reason) == (3, Reason.WITHIN_BOUNDS)
+
+
+def test_latencies_of_a_load_that_has_gone_ask_for_nothing(make_state: MakeState) -> None:
+    # 4,000 tokens on two replicas are less than 70 % of the 5,000 on each in the last minute
+    decision = decide(slow_fleet(make_state, 3.0, None), TARGETS, Memory(peak=Peak(5_000.0, NOW - 30)))
+    assert (decision.replicas, decision.reason) == (2, Reason.WITHIN_BOUNDS)
+
+
+def test_one_slow_worker_of_three_is_not_the_fleet(make_state: MakeState) -> None:
+    def says(first: float) -> WorkerState:
+        latency = LatencyState(time_to_first_token_p95_seconds=first)
+        return make_state(live=2_000, running=4, utilization=0.5).model_copy(update={"latency": latency})
+
+    fleet = Fleet(3, tuple(Worker(f"w{i}", says(first)) for i, first in enumerate((9.0, 1.0, 1.0))))
+    assert decide(fleet, TARGETS).slowness.worst == 0.5
 
 
 def test_without_targets_latencies_say_nothing(make_state: MakeState) -> None:
@@ -210,7 +265,7 @@ def test_a_worker_without_fresh_numbers_holds_the_decision_and_is_named(
 ) -> None:
     unseen = Worker(**{"name": "unseen", "state": make_state(live=live), **blind})  # type: ignore[arg-type]
     fleet = Fleet(2, (Worker("seen", make_state(live=live)), unseen))
-    decision = decide(fleet, memory=Memory(Window(NOW - 900, 0), Shown(5_000, NOW)))
+    decision = decide(fleet, memory=Memory(quiet_since(NOW - 900, 0), Shown(5_000, NOW)))
     assert (decision.replicas, decision.reason, decision.held) == (2, reason, True)
     assert "unseen" in decision.message
     assert decision.memory == Memory(shown=Shown(5_000, NOW))
@@ -249,9 +304,16 @@ def workers(draw: st.DrawFn) -> Worker:
 pending = st.lists(st.builds(Pending, st.just("p"), st.floats(0, 4_000), st.booleans(), st.booleans()), max_size=4)
 memories = st.builds(
     Memory,
-    st.none() | st.builds(Window, st.floats(0, NOW), st.integers(0, 200_000)),
+    st.none()
+    | st.builds(
+        Window,
+        st.floats(0, NOW),
+        st.floats(NOW - 100, NOW),
+        st.integers(1_660, 1_667),  # 10,000 s in steps of 6 s
+        st.lists(st.integers(0, 200_000), min_size=1, max_size=11).map(tuple),
+    ),
     st.none() | st.builds(Shown, st.integers(1, CAPACITY), st.floats(0, NOW)),
-    st.none() | st.builds(Peak, st.floats(1, 100_000), st.floats(0, NOW)),
+    st.none() | st.builds(Peak, st.floats(1, 100_000), st.floats(0, NOW), st.floats(0, 100_000)),
 )
 
 
@@ -279,7 +341,7 @@ def test_never_out_of_bounds_never_down_on_missing_data_always_up_on_need(
     assert decision.replicas >= min(policy.max_replicas, least)
     if decision.replicas < current:
         assert memory.window is not None
-        assert NOW - memory.window.since >= 60.0
+        assert NOW - memory.window.began >= 60.0
         assert decision.load.demand < 0.70 * CAPACITY * decision.replicas or decision.replicas == 1
 
 

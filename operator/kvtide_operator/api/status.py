@@ -134,11 +134,21 @@ class ShownCapacity(Api):
     seen_at: Time = Field(description="When that was last seen; it fades from then on.")
 
 
-class DemandPeak(Api):
-    """The highest demand on a replica in the last minute: what latencies of that minute are the answer to."""
+class DemandWindow(Api):
+    """The highest demands of the stabilisation window, a tenth of it after another."""
 
-    tokens_per_replica: float = Field(description="KV tokens that were needed of each ready replica.")
-    at: Time = Field(description="When.")
+    began: Time = Field(description="Since when the demand has been low enough for fewer replicas, without a break.")
+    seen: Time = Field(description="When that was last seen; a longer break begins the window anew.")
+    step: int = Field(description="The number of the newest step, in tenths of the window since 1970.")
+    peak_tokens: list[int] = Field(max_length=16, description="KV tokens, the oldest step first.")
+
+
+class DemandPeak(Api):
+    """The highest demand on a ready replica in the last minutes: what latencies of these are the answer to."""
+
+    tokens_per_replica: float = Field(description="KV tokens, of the minute that goes on.")
+    since: Time = Field(description="When that minute began.")
+    before_tokens: float = Field(default=0.0, description="KV tokens, of the minute before.")
 
 
 class AutoscalingStatus(Api):
@@ -150,14 +160,9 @@ class AutoscalingStatus(Api):
     demand_tokens: int | None = Field(default=None, description="KV tokens that live and queued requests need.")
     capacity_tokens_per_replica: int | None = Field(default=None, description="KV tokens that one worker serves.")
     last_scale_time: Time | None = Field(default=None, description="When replicas last changed.")
-    below_since: Time | None = Field(
-        default=None,
-        description="Since when the demand has been low enough for fewer replicas, without a break.",
+    window: DemandWindow | None = Field(
+        default=None, description="The time in which fewer replicas would have done, while there is one."
     )
-    below_seen: Time | None = Field(
-        default=None, description="When that was last seen; a longer break begins the window anew."
-    )
-    below_peak_tokens: int | None = Field(default=None, description="The highest demand since then.")
     shown: ShownCapacity | None = Field(
         default=None, description="What a replica was seen to serve, where computing is what limits it."
     )

@@ -109,10 +109,15 @@ def _roomy(state: WorkerState) -> int:
 
 
 def _slow(state: WorkerState, targets: Targets | None) -> float:
-    """The time between two tokens as a share of its target; 0 without one, and where a batch of one is at work."""
-    seen = state.latency.time_per_output_token_p95_seconds
-    target = targets.time_per_output_token_s if targets is not None else None
-    return seen / target if seen is not None and target is not None and state.requests.running > 1 else 0.0
+    """The time between two tokens as a share of its target; 0 without one, where a batch of one is at work, and where
+    the first tokens have no time to spare: who waits for a smaller batch waits for these."""
+    if targets is None or state.requests.running <= 1:
+        return 0.0
+    seen, target = state.latency.time_per_output_token_p95_seconds, targets.time_per_output_token_s
+    first, in_time = state.latency.time_to_first_token_p95_seconds, targets.time_to_first_token_s
+    if first is not None and in_time is not None and first > FAST_ENOUGH * in_time:
+        return 0.0
+    return seen / target if seen is not None and target is not None else 0.0
 
 
 def _since(moment: float | None, now: float) -> float:

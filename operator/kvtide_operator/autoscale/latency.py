@@ -1,12 +1,10 @@
 """Whether answers come as fast as they should: the second signal beside memory, where targets are given."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from statistics import median
 
 from kvtide_operator.autoscale.fleet import WARM_UP_S, Fleet, Worker
 from kvtide_operator.autoscale.worker_state import LatencyState
-
-# A target is kept with a little room: whoever is just within it is not sent away a replica.
-WELL_WITHIN = 0.8
 
 
 @dataclass(frozen=True)
@@ -30,17 +28,16 @@ class Targets:
 
 @dataclass(frozen=True)
 class Slowness:
-    """How the fleet stands against its targets.
+    """How the fleet stands against its targets: by the medians of what its workers say, for the percentile of one
+    worker's last minute is that of a few dozen requests, and the slowest of several workers is always slow.
 
-    worst:    of the warm workers that have work, the largest share of a target
-    worker:   whose that is
+    worst:    the larger of both latencies as a share of its target; 0 where nothing is known
     settled:  all workers have served for a whole window of latencies and none is coming: the last change of replicas
               has had its effect
     shared:   requests share workers: another one would have something to take over
     """
 
     worst: float = 0.0
-    worker: str = ""
     time_to_first_token_s: float | None = None
     time_per_output_token_s: float | None = None
     settled: bool = False
@@ -55,33 +52,27 @@ class Slowness:
         """Whether it is time for another replica."""
         return self.above and self.settled and self.shared
 
-    @property
-    def near(self) -> bool:
-        return self.worst > WELL_WITHIN
-
 
 def slowness(fleet: Fleet, targets: Targets) -> Slowness:
     """How the ready workers' latencies stand. A worker without requests has none that matter."""
     if not targets:
         return Slowness()
     requests = [one.state.requests for one in fleet.workers if one.state is not None]
-    seen = Slowness(
+    latencies = [state.latency for state in fleet.warm if state.requests.running + state.requests.waiting]
+    first = _median([latency.time_to_first_token_p95_seconds for latency in latencies])
+    token = _median([latency.time_per_output_token_p95_seconds for latency in latencies])
+    return Slowness(
+        targets.worst(LatencyState(time_to_first_token_p95_seconds=first, time_per_output_token_p95_seconds=token)),
+        first,
+        token,
         settled=fleet.coming == 0 and all(_settled(one) for one in fleet.workers),
         shared=sum(of.running + of.waiting for of in requests) > len(fleet.workers),
     )
-    for one in fleet.workers:
-        if one.state is None or one.ready_s < WARM_UP_S or not one.state.requests.running + one.state.requests.waiting:
-            continue
-        latency, worst = one.state.latency, targets.worst(one.state.latency)
-        if worst > seen.worst:
-            seen = replace(
-                seen,
-                worst=worst,
-                worker=one.name,
-                time_to_first_token_s=latency.time_to_first_token_p95_seconds,
-                time_per_output_token_s=latency.time_per_output_token_p95_seconds,
-            )
-    return seen
+
+
+def _median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _settled(one: Worker) -> bool:

@@ -5,20 +5,20 @@ tokens
   │  ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─
   │        neither                   → stay
   │  ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─
-  │        D < down · C · (n − 1)    → fewer, if it stays so for the whole window: as few as its highest D allows
+  │        D < down · C · (n − 1)    → fewer, where that was so for the whole window: as few as its highest D allows
 D demand, C capacity of a replica, n replicas that serve or will soon. Since down < up, those that are left are not
 asked to grow again. Where latencies have targets, answers above them ask for one replica more than there is, and
 their demand is remembered as more than a replica's capacity.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtide_operator.api.conditions import Reason
 from kvtide_operator.autoscale.capacity import capacity_tokens, learn_from_latency, learn_from_queues, memory_tokens
 from kvtide_operator.autoscale.fleet import Fleet, Load, add_up
 from kvtide_operator.autoscale.latency import Slowness, slowness
-from kvtide_operator.autoscale.memory import Memory, Peak, Window
+from kvtide_operator.autoscale.memory import Memory, Peak, Window, look
 from kvtide_operator.autoscale.policy import ScalingPolicy
 
 
@@ -70,13 +70,17 @@ def decide_replicas(
     slow = slowness(fleet, policy.targets)
     peak = memory.peak if memory.peak is not None else Peak(0.0, now)
     if policy.targets:
-        peak = peak.after(load.demand / len(states), now, states[0].latency.window_seconds)
+        # A request that took so long to begin says so of the time when it came.
+        lag_s = states[0].latency.window_seconds + (slow.time_to_first_token_s or 0.0)
+        peak = peak.after(load.demand / len(states), now, lag_s)
     shown = learn_from_queues(fleet.warm, held_by_memory, memory.shown, now)
+    # What was slow in the last minute matters while the load that made it slow is there.
+    slow = replace(slow, shared=slow.shared and load.demand >= policy.down * peak.highest * len(states))
     if slow.asks:
-        shown = learn_from_latency(peak.tokens / policy.up, held_by_memory, shown, now)
+        shown = learn_from_latency(peak.highest / policy.up, held_by_memory, shown, now)
     capacity = capacity_tokens(held_by_memory, shown, now)
     reason, message, replicas, window = _weigh(fleet, load, capacity, slow, policy, memory.window, now)
-    remembered = Memory(window, shown, peak if peak.tokens else None)
+    remembered = Memory(window, shown, peak if peak.highest else None)
     return Decision(current, replicas, reason, message, fleet, load, capacity, slow, remembered)
 
 
@@ -115,10 +119,9 @@ def _weigh(
     needed = max(demanded, supply + 1 if slow.asks else 0)
     numbers = f"demand of {load.demand} tokens on {supply} replicas of {capacity}"
     if needed > supply:
-        why = f"{numbers} is above {policy.up:.0%}"
-        reason = Reason.DEMAND_ABOVE_TARGET
+        why, reason = f"{numbers} is above {policy.up:.0%}", Reason.DEMAND_ABOVE_TARGET
         if demanded <= supply:
-            why, reason = f"{slow.worker} answers at {slow.worst:.1f} of a latency target", Reason.LATENCY_ABOVE_TARGET
+            why, reason = f"answers take {slow.worst:.1f} of a latency target", Reason.LATENCY_ABOVE_TARGET
         # One more than needed in place of those that do not come: more would not come either.
         target = policy.clamp(max(current, needed + fleet.replaceable))
         if target > current:
@@ -126,26 +129,20 @@ def _weigh(
         if current == policy.max_replicas and needed >= current:
             return Reason.AT_MAX_REPLICAS, f"{why}; it asks for {needed}, maxReplicas is {current}", current, None
         return Reason.REPLICAS_STUCK, f"{why}; {fleet.stuck} of {current} replicas do not start", current, None
-    if slow.near:
-        why = f"{numbers} is within bounds; {slow.worker} answers at {slow.worst:.1f} of a latency target"
+    if slow.above:
+        why = f"{numbers} is within bounds, and answers take {slow.worst:.1f} of a latency target: none goes"
         return Reason.WITHIN_BOUNDS, why, current, None
-    fewer = _fewest(load.demand, capacity, fleet, policy)
     if current == policy.min_replicas and load.demand < policy.down * capacity * (current - 1):
         return Reason.AT_MIN_REPLICAS, f"{numbers} needs fewer, minReplicas is {current}", current, None
-    if fewer >= current:
+    if _fewest(load.demand, capacity, fleet, policy) >= current:
         return Reason.WITHIN_BOUNDS, f"{numbers} is within bounds", current, None
-    if window is None:
-        window = Window(now, load.demand)
-    window = Window(window.since, max(window.peak_tokens, load.demand))
-    left = math.ceil(policy.window_s - (now - window.since))
-    if left > 0:
-        return Reason.STABILIZING, f"{numbers} needs fewer; some go if it stays so for {left} s", current, window
+    window = look(window, load.demand, policy.window_s, now)
     target = _fewest(window.peak_tokens, capacity, fleet, policy)
-    if target >= current:
-        # A replica is believed to serve less than when the window began.
-        return Reason.WITHIN_BOUNDS, f"{numbers} is within bounds", current, None
+    if target >= current or window.rises(load.demand) or not window.covers(policy.window_s, now):
+        why = f"{numbers} needs fewer, but not yet without a break for {policy.window_s:.0f} s"
+        return Reason.STABILIZING, why, current, window
     why = f"demand of at most {window.peak_tokens} tokens stayed under {policy.down:.0%} of {target} replicas"
-    return Reason.DEMAND_BELOW_TARGET, f"{why} of {capacity} for {policy.window_s:.0f} s", target, None
+    return Reason.DEMAND_BELOW_TARGET, f"{why} of {capacity} for {policy.window_s:.0f} s", target, window
 
 
 def _fewest(demand: int, capacity: int, fleet: Fleet, policy: ScalingPolicy) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from kvtide_operator.api.conditions import Reason
 from kvtide_operator.api.plan import Plan
 from kvtide_operator.api.spec import AutoscalingMode
-from kvtide_operator.api.status import AutoscalingStatus, DemandPeak, ScalingDecision, ShownCapacity
+from kvtide_operator.api.status import AutoscalingStatus, DemandPeak, DemandWindow, ScalingDecision, ShownCapacity
 from kvtide_operator.autoscale.capacity import Shown
 from kvtide_operator.autoscale.fleet import Fleet, Pending, Worker
 from kvtide_operator.autoscale.memory import Memory, Peak, Window
@@ -16,8 +16,6 @@ from kvtide_operator.reconcile.observed import Observed, Sample
 from kvtide_operator.reconcile.pods import PodView, seconds, timestamp
 
 DECISIONS_KEPT = 10
-# An operator that comes back after less than this goes on with the window; after more it has missed too much.
-UNSEEN_S = 60.0
 # Held decisions that are worth a record when they begin; the others are the normal course of things.
 NOTABLE = (
     Reason.AT_MAX_REPLICAS,
@@ -58,7 +56,7 @@ def scale(observed: Observed, plan: Plan | None, current: int | None, now: float
     decision = decide_replicas(
         _fleet(observed, plan, intent, before, now),
         policy,
-        _memory(previous, intent, now),
+        _memory(previous, intent),
         workload_of(spec).expected_output_tokens,
         now,
         (plan.kv.recent_blocks or 0) * plan.kv.block_size_tokens if plan else 0,
@@ -76,26 +74,41 @@ def scale(observed: Observed, plan: Plan | None, current: int | None, now: float
         demand_tokens=decision.load.demand if decision.load else None,
         capacity_tokens_per_replica=decision.capacity,
         last_scale_time=timestamp(now) if scaled else previous.last_scale_time,
-        below_since=timestamp(window.since) if window else None,
-        below_seen=timestamp(now) if window else None,
-        below_peak_tokens=window.peak_tokens if window else None,
+        window=_kept(window) if window else None,
         shown=ShownCapacity(intent=intent, tokens=shown.tokens, seen_at=timestamp(shown.seen_at)) if shown else None,
-        peak=DemandPeak(tokens_per_replica=round(peak.tokens, 1), at=timestamp(peak.at)) if peak else None,
+        peak=_kept_peak(peak) if peak else None,
         decisions=kept[:DECISIONS_KEPT] or None,
     )
     return Scaling(decision.replicas if active else before, decision, status, news)
 
 
-def _memory(previous: AutoscalingStatus, intent: str, now: float) -> Memory:
-    """What the last passes remembered, as far as it still says something: a window that nobody has looked at for so
-    long does not, nor what workers of another intent have shown."""
-    window, shown = None, None
-    if previous.below_since and previous.below_seen and now - seconds(previous.below_seen) <= UNSEEN_S:
-        window = Window(seconds(previous.below_since), previous.below_peak_tokens or 0)
+def _memory(previous: AutoscalingStatus, intent: str) -> Memory:
+    """What the last passes remembered; what workers of another intent have shown says nothing of these."""
+    window, shown, kept = None, None, previous.window
+    if kept and kept.peak_tokens:
+        window = Window(seconds(kept.began), seconds(kept.seen), kept.step, tuple(kept.peak_tokens))
     if previous.shown and previous.shown.intent == intent:
         shown = Shown(previous.shown.tokens, seconds(previous.shown.seen_at))
-    peak = Peak(previous.peak.tokens_per_replica, seconds(previous.peak.at)) if previous.peak else None
+    was = previous.peak
+    peak = Peak(was.tokens_per_replica, seconds(was.since), was.before_tokens) if was else None
     return Memory(window, shown, peak)
+
+
+def _kept(window: Window) -> DemandWindow:
+    return DemandWindow(
+        began=timestamp(window.began),
+        seen=timestamp(window.seen),
+        step=window.step,
+        peak_tokens=list(window.peaks),
+    )
+
+
+def _kept_peak(peak: Peak) -> DemandPeak:
+    return DemandPeak(
+        tokens_per_replica=round(peak.tokens, 1),
+        since=timestamp(peak.since),
+        before_tokens=round(peak.before, 1),
+    )
 
 
 def _fleet(observed: Observed, plan: Plan | None, intent: str, replicas: int, now: float) -> Fleet:
