@@ -108,6 +108,7 @@ class ModelShape:
     weights_dtype:      what the file holds ("BF16", "Q4_1", …), None if only the configuration was read
     stored_bytes:       what the weights take in their files, exactly; None if the files were not read
     unserved:           why this release's worker cannot run it, None where it can; it can be planned all the same
+    pooled_from:        KV heads that the model has, where its heads are pooled into fewer; None where they are its own
     sensitivity:        of each layer, None where nobody has measured it; no size, so that it makes no other shape
     """
 
@@ -124,6 +125,7 @@ class ModelShape:
     weights_dtype: str | None = None
     stored_bytes: int | None = None
     unserved: str | None = None
+    pooled_from: int | None = None
     sensitivity: tuple[LayerSensitivity, ...] | None = field(default=None, compare=False)
 
     @property

@@ -81,8 +81,8 @@ def test_what_fits_says_what_it_will_hold(webhook: Cluster) -> None:
 
 
 def test_what_is_not_supported_is_denied_by_name(webhook: Cluster) -> None:
-    with pytest.raises(CommandFailed, match=r"attention\.kvHeads 1 is not served by this release"):
-        apply(webhook, example("pooled", {"attention": {"kvHeads": 1}}))
+    with pytest.raises(CommandFailed, match=r"kvHeads 2: .* write one of 1, 3"):
+        apply(webhook, example("pooled", {"attention": {"kvHeads": 2}}))
 
 
 def test_a_model_that_must_be_read_first_is_judged_once_it_was(webhook: Cluster, cleared) -> None:

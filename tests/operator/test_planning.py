@@ -60,7 +60,7 @@ def said(reason: str) -> str:
         # more sequences than BF16 holds: the best of what may cost 1 % in perplexity
         ({"workload": {"maxContextTokens": 8192, "targetConcurrency": 9}}, Reason.FITS, "INT8, blocks of 64 tokens"),
         # what this release's workers do not run
-        ({"attention": {"kvHeads": 1}}, Reason.NOT_SUPPORTED, "write Native"),
+        ({"attention": {"kvHeads": 2}}, Reason.NOT_SUPPORTED, "write one of 1, 3"),
         ({"device": {"kind": "CPU", "memory": "2Gi", "count": 2}}, Reason.NOT_SUPPORTED, "device.count 2"),
         ({"device": {"kind": "CPU"}}, Reason.INVALID_SPEC, "write device.memory"),
         ({"device": {"kind": "GPU"}}, Reason.DEVICE_MEMORY_UNKNOWN, "no right to list nodes"),

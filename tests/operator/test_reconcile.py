@@ -99,7 +99,7 @@ def test_an_edit_that_cannot_be_planned_stops_nothing(
     surroundings: Surroundings, now: float, first: list[Json],
 ) -> None:  # fmt: skip
     old = intent_hash(make_resource())
-    broken = make_resource(attention={"kvHeads": 1}, autoscaling={"minReplicas": 2})
+    broken = make_resource(attention={"kvHeads": 2}, autoscaling={"minReplicas": 2})
     seen = observe(broken, children=first, pods=[make_pod(intent=old)], states={"chat-a": make_state()})
     actions = reconcile(seen, surroundings, now)
     assert condition(actions.status, ConditionType.PLANNED) == ("False", "NotSupported")

@@ -97,6 +97,11 @@ class _Quantity(click.ParamType[int]):
     help="How KV is stored. Default: Auto, which is chosen.",
 )
 @click.option(
+    "--kv-heads",
+    type=_POSITIVE,
+    help="Pool the model's KV heads into so many, if the quality gate lets it pass. Default: as the model has them.",
+)
+@click.option(
     "--weights",
     type=click.Choice([stored.value for stored in WeightFormat if stored in WEIGHT_FORMATS], case_sensitive=False),
     help="How matrices are held. Default: BF16. INT8 takes half, and may cost 1 % in perplexity.",

@@ -200,9 +200,16 @@ class AttentionSpec(Api):
                 ),
             }
         ),
-    ] = Field(default="Native", description="Native, Auto or a number. This version serves Native.")
+    ] = Field(
+        default="Native",
+        description=(
+            "Native: as the model has them. A number: its heads are pooled into so many, the mean of each group, and a"
+            " worker starts only where that costs no more than kvCache.maxQualityLossPercent, which nearly every model"
+            " exceeds that was not trained for it. Auto: in this version as Native."
+        ),
+    )
     variants: list[HeadVariant] | None = Field(
-        default=None, max_length=16, description="Variants that Auto or a number may choose from."
+        default=None, max_length=16, description="Variants to plan with. This version serves one by its own uri."
     )
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtide_sizing.plan.ladder import Rung
-from kvtide_sizing.plan.record import MemoryPlan, Plan
+from kvtide_sizing.plan.record import Alternative, MemoryPlan, Plan
 from kvtide_sizing.quantity import format_bytes
 
 _BAR_WIDTH = 60
@@ -130,9 +130,17 @@ def _alternatives(plan: Plan) -> Table:
             f"{other.capacity_tokens:,}",
             f"{other.max_concurrency:,}",
             f"{other.batch_limit:,}",
-            "" if other.served else "not served yet",
+            _served(other, plan),
         )
     return table
+
+
+def _served(other: Alternative, plan: Plan) -> str:
+    if not other.served:
+        return "not served yet"
+    field, value = other.choice.split()
+    pooled = field == "kvHeads" and int(value) < plan.attention.native_kv_heads
+    return "pooled, if the quality gate lets it pass" if pooled else ""
 
 
 def _lines(label: str, lines: Sequence[str], colour: str) -> Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvtide_sizing.devices.device import Device, DeviceKind
 from kvtide_sizing.memory.key_bases import calibration_bytes
 from kvtide_sizing.memory.matrices import converting_bytes
+from kvtide_sizing.memory.pooling import pooling_bytes
 from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.quantity import MIB
 from kvtide_sizing.shape import ModelShape
@@ -49,7 +50,7 @@ def load_bytes(
     """Bytes that loading takes beside weights and overhead at its peak; the pool is not there yet.
 
     Of a GPU what fitting the keys' bases takes, where there are any, or what matrices take until they are quantised:
-    a checkpoint's are dequantised in the host's memory.
+    a checkpoint's are dequantised in the host's memory. Pooled heads are compared with all before the bases are fitted.
     """
     fitting = calibration_bytes(shape) if key_bases else 0
     quantised, packed = weights is WeightFormat.INT8, device.kind is DeviceKind.CPU
@@ -58,5 +59,5 @@ def load_bytes(
         converting += QUANTISING_CHUNK_BYTES
     elif packed:
         converting += CPU_LOAD_CHUNK_BYTES
-    taken = max(converting, fitting)
+    taken = max(converting + pooling_bytes(shape), fitting)
     return taken if device.kind is DeviceKind.GPU else taken + shape.vocab_size * CPU_SERVER_LOAD_BYTES_PER_VOCAB_ENTRY

@@ -76,5 +76,6 @@ def with_kv_heads(shape: ModelShape, kv_heads: int, *, trained: bool = False) ->
         for group in shape.weights
     )
     layers = tuple(replace(layer, kv_heads=kv_heads) for layer in shape.layers)
+    pooled_from = None if trained else shape.kv_heads
     # Other heads lose something else.
-    return replace(shape, layers=layers, weights=weights, stored_bytes=None, sensitivity=None)
+    return replace(shape, layers=layers, weights=weights, stored_bytes=None, pooled_from=pooled_from, sensitivity=None)

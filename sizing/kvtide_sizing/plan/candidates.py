@@ -55,16 +55,16 @@ def precisions(policy: Policy, device: Device) -> tuple[Precision, ...]:
 def kv_heads(shape: ModelShape, policy: Policy) -> tuple[int, ...]:
     """The number that is asked for, or the native one and then the variants, most heads first.
 
-    Pooled heads are never chosen: without training they cost more quality than any bound. A number asks for them.
-    Raises UnsupportedPolicy for a number that is not served, under served_only.
+    Pooled heads are never chosen: without training they cost more quality than any bound. A number asks for them, and
+    the worker compares them with all heads before it serves. Raises UnsupportedPolicy for a variant, under served_only.
     """
     native = shape.kv_heads
     if policy.kv_heads == "Native" or (policy.kv_heads == "Auto" and policy.served_only):
         return (native,)
-    if policy.served_only and policy.kv_heads != native:
+    if policy.served_only and policy.kv_heads != native and policy.kv_heads in policy.variants:
         raise UnsupportedPolicy(
-            f"attention.kvHeads {policy.kv_heads} is not served by this release: {shape.name} has {native} KV heads; "
-            f"write Native"
+            f"attention.kvHeads {policy.kv_heads} is a variant, whose weights this release does not choose: "
+            f"{shape.name} has {native} KV heads; write the variant's uri as model.uri, and Native"
         )
     if isinstance(policy.kv_heads, int):
         return (policy.kv_heads,)

@@ -163,6 +163,12 @@ def _why_batch_limit(plan: Plan, case: Case) -> str:
 def warnings(plan: Plan, case: Case, native: ModelShape, workload: Workload, policy: Policy) -> Iterator[str]:
     """What is estimated, cut, not served, or less than was wished for."""
     yield from unserved(case, native)
+    if case.shape.pooled_from is not None:
+        yield (
+            f"{case.shape.pooled_from} KV heads are pooled into {case.shape.kv_heads}: the worker compares them with "
+            f"all before it serves, and refuses where that costs more than maxQualityLossPercent "
+            f"{policy.max_quality_loss_percent:g}, as it does of nearly every model that was not trained so"
+        )
     yield from _not_reached(plan, case, workload)
     if workload.mean_sequence_tokens > plan.max_context_tokens:
         yield (

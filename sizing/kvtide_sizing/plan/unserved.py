@@ -15,8 +15,8 @@ def unserved(case: Case, native: ModelShape) -> Iterator[str]:
         yield native.unserved
     if case.precision not in served.PRECISIONS:
         yield f"{case.precision} KV is planned, and not served by this release"
-    if case.shape.kv_heads != native.kv_heads:
-        yield f"{case.shape.kv_heads} KV heads of {native.kv_heads} are planned, and not served by this release"
+    if case.shape.kv_heads != native.kv_heads and case.shape.pooled_from is None:
+        yield f"a variant of {case.shape.kv_heads} KV heads is planned, and served by its own uri alone"
     if case.weights not in served.WEIGHT_FORMATS:
         yield f"weights in {case.weights} are planned, and not served by this release"
     if case.device.count > served.MAX_DEVICES:

@@ -313,7 +313,12 @@ def test_a_measured_overhead_takes_the_estimates_place() -> None:
             UnsupportedPrecision,
             "kvCache.precision FP8 is not served by this release; write BF16, INT8, Mixed, K8V4, INT4 or Auto",
         ),
-        (CHAT, {"kv_heads": 1, "served_only": True}, UnsupportedPolicy, "kvHeads 1 is not served .* has 3 KV heads"),
+        (
+            CHAT,
+            {"kv_heads": 1, "variants": (1,), "served_only": True},
+            UnsupportedPolicy,
+            r"kvHeads 1 is a variant, .* has 3 KV heads; write the variant's uri as model\.uri",
+        ),
         (CHAT, {"kv_heads": 2}, UnsupportedPolicy, "kvHeads 2: .* 9 query heads over 3 KV heads; write one of 1, 3"),
         (CHAT, {"kv_heads": "Some"}, InvalidWorkload, "kvHeads 'Some': write Native, Auto or a number"),
         (CHAT, {"kv_heads": 0}, InvalidWorkload, "kvHeads 0: write 1 or more"),

@@ -189,7 +189,12 @@ def test_state_counts(model: Path) -> None:
         ("kv", {"precision": "FP8"}, UnsupportedPrecision, "stores KV as FP8; this worker stores BF16, INT8, Mixed"),
         ("kv", {"precision": "INT8"}, InvalidPlan, "precision is INT8, but not all of its layers are stored so"),
         ("kv", {"bytesPerToken": 512}, InvalidPlan, "for 512 bytes of KV a token, but the model takes 256"),
-        ("attention", {"kvHeads": 1}, InvalidPlan, "for 4 query heads over 1 KV heads, but the model has 4 over 2"),
+        (
+            "attention",
+            {"kvHeads": 1, "nativeKvHeads": 1},
+            InvalidPlan,
+            "for 4 query heads over 1 KV heads, but the model has 4 over 2",
+        ),
         ("", {"maxContextTokens": 1024}, InvalidPlan, "a context of 1024 tokens, but the model was trained for 512"),
         ("", {"batchLimit": None}, InvalidPlan, "not a plan"),
     ],

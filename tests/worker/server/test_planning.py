@@ -1,5 +1,6 @@
 """How a model may be written, and what may not go together."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from kvtide_sizing.errors import (
     InvalidWorkload,
     ModelNotFound,
     UnknownDevice,
+    UnsupportedPolicy,
     UnsupportedPrecision,
 )
+from kvtide_sizing.plan.record import AttentionPlan
 from kvtide_worker.server.planning import check_plan_options, model_name, model_uri, plan_for
 from kvtide_worker.server.settings import ServeSettings
 
@@ -109,6 +112,13 @@ def test_a_precision_may_be_asked_for(smollm2: Path, options, precision: str) ->
 def test_a_precision_of_weights_may_be_asked_for(smollm2: Path, asked: str | None, planned: str) -> None:
     settings = ServeSettings(model="x", memory_bytes=1 << 30, max_context_tokens=512, weights=asked)
     assert plan_for(settings, smollm2).weights_format == planned
+
+
+def test_heads_may_be_pooled(smollm2: Path) -> None:
+    settings = ServeSettings(model="x", memory_bytes=1 << 30, max_context_tokens=512, kv_heads=1)
+    assert plan_for(settings, smollm2).attention == AttentionPlan(query_heads=9, kv_heads=1, native_kv_heads=3)
+    with pytest.raises(UnsupportedPolicy, match="9 query heads over 3 KV heads; write one of 1, 3"):
+        plan_for(dataclasses.replace(settings, kv_heads=2), smollm2)
 
 
 def test_a_gpu_needs_its_memory_said() -> None:

@@ -21,6 +21,7 @@ from kvtide_sizing.formats import (
 )
 from kvtide_sizing.memory.budget import STEP_TOKEN_BUDGET
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
+from kvtide_sizing.memory.sharding import with_kv_heads
 from kvtide_sizing.models.inspect import inspect_model
 from kvtide_sizing.plan.record import KvPlan, Plan
 from kvtide_sizing.shape import ModelShape
@@ -88,7 +89,7 @@ def served_kv(path: Path, plan: Plan, model: ModelConfig, *, exact: bool = False
     plan counted other blocks, where its pool does not hold one sequence of its context, which might never end, or where
     the two readers of the files disagree about a window.
     """
-    shape = inspect_model(path)
+    shape = with_kv_heads(inspect_model(path), plan.attention.kv_heads)
     formats = _formats(plan.kv, shape)
     layout = kv_layout(shape, formats, plan.kv.block_size_tokens, STEP_TOKEN_BUDGET)
     _check_blocks(plan, layout, stored_bytes_per_token(shape, formats))

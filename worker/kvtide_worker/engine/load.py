@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 
@@ -26,10 +27,12 @@ from kvtide_worker.engine.kv_formats import KvFormats
 from kvtide_worker.engine.layout import ServedKv, served_kv
 from kvtide_worker.engine.memory import MemoryMeter, usage_reader
 from kvtide_worker.engine.messages import AddRequest, CalibrationTokens, KvQuality, LoadReport, SamplingParams
+from kvtide_worker.engine.pooled_heads import load_pooled
 from kvtide_worker.engine.worst_step import WorstStep
 from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.config import ModelConfig
 from kvtide_worker.models.model import load_model
+from kvtide_worker.models.pooled import PooledCheckpoint
 from kvtide_worker.models.source import fetch
 from kvtide_worker.quality.subject import Subject
 
@@ -52,19 +55,30 @@ def load_engine(
         raise UnknownDevice("--device cuda: torch finds no GPU here; look at the driver with nvidia-smi, or use cpu")
     progress("finding the model")
     path = fetch(ModelUri.parse(config.model_uri))
-    checkpoint = open_checkpoint(path)
-    _check(plan, checkpoint.config)
+    native = open_checkpoint(path)
+    _check(plan, native.config)
+    pooled = None
+    if plan.attention.kv_heads != native.config.kv_heads:
+        pooled = PooledCheckpoint(native, plan.attention.kv_heads)
+        calibration = cache(calibration)  # the text is sent once
+    checkpoint = pooled or native
     planned = served_kv(path, plan, checkpoint.config, exact=dtype is torch.float32)
     progress("preparing the kernels")
     _check_kernels(plan, planned, checkpoint.config, device)
     progress("loading weights")
-    model = load_model(
-        checkpoint,
+    load = partial(
+        load_model,
         dtype=dtype,
         device=device,
         context_tokens=plan.max_context_tokens,
         weight_format=WeightFormat(plan.weights_format),
     )
+    if pooled is None:
+        model = load(native)
+    else:
+        text, allowed = calibration(), plan.kv.max_quality_loss_percent
+        progress("comparing pooled heads with all")
+        model = load_pooled(pooled, native, load, text, max_loss_percent=allowed, device=device)
     give_back_heap()  # what matrices took until they were quantised
     subject = Subject(planned.shape, model, {}, device, block_size=plan.kv.block_size_tokens)
     choice = choose_kv(planned, plan, subject, calibration, progress)
@@ -137,7 +151,8 @@ def _kernels(attention: PagedAttention) -> str:
 
 def _check(plan: Plan, model: ModelConfig) -> None:
     """Refuse a plan that was made for something else than this model."""
-    if plan.attention.kv_heads != model.kv_heads or plan.attention.query_heads != model.query_heads:
+    planned = plan.attention
+    if model.kv_heads not in (planned.kv_heads, planned.native_kv_heads) or planned.query_heads != model.query_heads:
         raise InvalidPlan(
             f"the plan is for {plan.attention.query_heads} query heads over {plan.attention.kv_heads} KV heads, "
             f"but the model has {model.query_heads} over {model.kv_heads}; make the plan for this model"

@@ -55,6 +55,7 @@ def plan_for(settings: ServeSettings, path: Path) -> Plan:
     policy = Policy(
         precision=precision,
         block_size_tokens=settings.block_size_tokens,
+        kv_heads=settings.kv_heads or "Native",
         weights=settings.weights or "BF16",
         served_only=True,
     )
@@ -77,6 +78,7 @@ def check_plan_options(settings: ServeSettings) -> None:
         "--memory": settings.memory_bytes,
         "--max-context": settings.max_context_tokens,
         "--precision": settings.precision,
+        "--kv-heads": settings.kv_heads,
         "--weights": settings.weights,
         "--block-size": settings.block_size_tokens,
         "--max-batch": settings.max_batch,

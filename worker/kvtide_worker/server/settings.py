@@ -19,6 +19,7 @@ class ServeSettings:
     plan_file:        None makes a plan from `memory_bytes`, or from what this process may use
     admin_token_file: None keeps the admin port on loopback and prints a token made for this run
     precision:        of KV; None is Auto, but BF16 where the dtype is float32, which goes with no other
+    kv_heads:         into how many the model's are pooled; None takes them as they are
     weights:          how matrices are held; None is BF16
     threads:          of the engine; None takes what the cgroup and the affinity mask allow
     """
@@ -40,6 +41,7 @@ class ServeSettings:
     memory_bytes: int | None = None
     max_context_tokens: int | None = None
     precision: str | None = None
+    kv_heads: int | None = None
     weights: str | None = None
     block_size_tokens: int | None = None
     max_batch: int | None = None
