@@ -1,0 +1,246 @@
+"""Everything that breaks under streams: none is lost that was not on what broke, and the status never lies."""
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from devcluster import state as devcluster_state
+from devcluster.demo.cluster import Cluster, CommandFailed, devcluster, install, wait_until
+from tests.cluster.conftest import NAMESPACE, apply, condition, example, pods, service_url
+from tests.cluster.faults import (
+    events,
+    ever,
+    lost,
+    ready_pods,
+    restarts,
+    stop,
+    streams,
+    wait_all_ready,
+    whole,
+)
+from tests.cluster.test_lifecycle import left, scale_operator
+
+NAME = "faults"
+SYSTEM = "kvtide-system"
+PAIR = {"autoscaling": {"mode": "Off"}, "replicas": 2, "drain": {"timeoutSeconds": 30}}
+LEASE = ("lease", "kvtide-operator", "-n", SYSTEM)
+
+
+@pytest.fixture(scope="module")
+def url(operator: Cluster) -> Iterator[str]:
+    """Two workers that every test leaves as it found them."""
+    apply(operator, example(NAME, PAIR))
+    wait_all_ready(operator, NAME, 2, timeout_s=150)
+    yield service_url(operator, NAME)
+    operator.kubectl("delete", "llmd", NAME, "-n", NAMESPACE, "--ignore-not-found", "--wait")
+
+
+@pytest.fixture
+def pair(operator: Cluster, url: str) -> Cluster:
+    wait_all_ready(operator, NAME, 2)
+    return operator
+
+
+def holder(cluster: Cluster) -> str:
+    return str(cluster.get(*LEASE)["spec"].get("holderIdentity", ""))
+
+
+def template_generation(cluster: Cluster) -> int:
+    return int(cluster.get("deployment", NAME, "-n", NAMESPACE)["metadata"]["generation"])
+
+
+async def test_two_operators_one_of_which_dies(pair: Cluster, url: str) -> None:
+    scale_operator(pair, 2)
+    try:
+        async with streams(pair, url, NAME, desired=2) as (results, witness):
+            first, written = holder(pair), template_generation(pair)
+            await asyncio.sleep(6)
+            assert holder(pair) == first  # the one that came later waits
+            assert template_generation(pair) == written  # and nobody writes what is as it should be
+            pair.kubectl("delete", "pod", first, "-n", SYSTEM, "--force", "--grace-period=0", "--wait=false")
+            await asyncio.to_thread(wait_until, "another holder", lambda: holder(pair) not in ("", first), timeout_s=40)
+            pair.kubectl("label", "service", NAME, "-n", NAMESPACE, "app.kubernetes.io/part-of=somebody", "--overwrite")
+            await asyncio.to_thread(
+                wait_until, "the new holder to work", lambda: "ChildReverted" in events(pair, NAME), timeout_s=30
+            )
+    finally:
+        scale_operator(pair, 1)
+    assert (lost(results), witness.lies) == ([], [])
+    assert witness.seen == {("True", "WorkersReady")}
+
+
+async def test_the_api_server_is_killed(pair: Cluster, url: str) -> None:
+    async with streams(pair, url, NAME, desired=2) as (results, witness):
+        devcluster_state.required().processes["kube-apiserver"].signal(signal.SIGKILL)
+        before = len(results)
+        await asyncio.sleep(4)
+        await asyncio.to_thread(devcluster, "up")
+        assert len(results) > before, "no stream ended while there was no API server: the test proves nothing"
+        # Only an operator that is there again makes another. (Another Service would have another address.)
+        pair.kubectl("delete", "pdb", NAME, "-n", NAMESPACE)
+        await asyncio.to_thread(
+            wait_until, "the budget again", lambda: pair.get("pdb", NAME, "-n", NAMESPACE), timeout_s=90
+        )
+    assert (lost(results), witness.lies) == ([], [])
+    await asyncio.to_thread(wait_all_ready, pair, NAME, 2)
+
+
+async def test_a_worker_that_hangs_is_not_called_ready_and_is_restarted(pair: Cluster, url: str) -> None:
+    victim = ready_pods(pair, NAME)[0]
+    name = victim["metadata"]["name"]
+    async with streams(pair, url, NAME, desired=2) as (results, witness):
+        began = time.monotonic()
+        stop(victim)
+        said = await asyncio.to_thread(ever, pair, NAME, "Ready", "ProbeFailed", 45)
+        assert f"{name}: no answer to a request of one token" in said["message"]
+        assert condition(pair, NAME, "Degraded")["status"] == "True"
+        assert condition(pair, NAME, "Available")["status"] == "True"  # the other one answers
+        await asyncio.to_thread(
+            wait_until, "the kubelet to start it again", lambda: restarts(pair, NAME).get(name) == 1, timeout_s=120
+        )
+        assert time.monotonic() - began < 120
+        await asyncio.to_thread(wait_all_ready, pair, NAME, 2)
+    assert witness.lies == []
+    # Streams of the victim hang until it is killed; all that the other one had are whole.
+    others = [result for result in whole(results) if result.started > began]
+    told = [(round(result.started - began), round(result.ended - began), result.error) for result in results]
+    assert others, f"no stream on the other worker went on: {told}"
+    assert len(lost(results)) <= 8, told
+
+
+HOG = """
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    if int(pid) != os.getpid():
+        try:
+            open(f"/proc/{pid}/oom_score_adj", "w").write("1000")
+        except OSError:
+            pass
+held = []
+while True:
+    held.append(b"x" * (16 << 20))
+"""
+
+
+async def test_a_worker_killed_for_its_memory_is_told_by_name(pair: Cluster, url: str) -> None:
+    victim = ready_pods(pair, NAME)[0]["metadata"]["name"]
+    async with streams(pair, url, NAME, desired=2) as (results, witness):
+        killed_at = time.monotonic()
+        hog = ("kubectl", "exec", "-n", NAMESPACE, victim, "--", "/opt/kvtide/bin/python", "-c", HOG)
+        hogging = asyncio.create_task(asyncio.to_thread(pair.run, *hog, check=False))
+        said = await asyncio.to_thread(ever, pair, NAME, "Degraded", "ContainerOOMKilled", 60)
+        assert said["message"].startswith(f"{victim}: killed at its memory limit")
+        await hogging
+        await asyncio.to_thread(wait_all_ready, pair, NAME, 2)
+    assert witness.lies == []
+    gone = [result for result in results if result.lost]
+    assert len(gone) <= 4, [result.error for result in gone]
+    assert all(result.ended - killed_at < 60 for result in gone)
+    assert condition(pair, NAME, "Degraded") == {**condition(pair, NAME, "Degraded"), "reason": "AsExpected"}
+
+
+async def test_a_node_is_drained_one_worker_at_a_time(pair: Cluster, url: str) -> None:
+    node = pair.items("nodes")[0]["metadata"]["name"]
+    drain = (
+        "kubectl", "drain", node, "--delete-emptydir-data", "--ignore-daemonsets", "--timeout=45s",
+        f"--pod-selector=serving.kvtide.dev/name={NAME}",
+    )  # fmt: skip
+    try:
+        async with streams(pair, url, NAME, desired=2) as (results, witness):
+            done = await asyncio.to_thread(pair.run, *drain, check=False)
+            # The only node takes no other worker, so the budget keeps the second one where it is.
+            assert done.returncode != 0
+            assert "disruption budget" in done.stderr
+            assert len(ready_pods(pair, NAME)) == 1
+            said = condition(pair, NAME, "Ready")
+            assert (said["status"], said["reason"]) == ("False", "Unschedulable")
+            pair.kubectl("uncordon", node)
+            await asyncio.to_thread(wait_all_ready, pair, NAME, 2)
+    finally:
+        pair.kubectl("uncordon", node)
+    assert (lost(results), witness.lies) == ([], [])
+
+
+async def test_an_upgrade_of_the_operator_touches_no_worker(pair: Cluster, url: str, images: dict) -> None:
+    before = {pod["metadata"]["uid"] for pod in pods(pair, NAME)}
+    async with streams(pair, url, NAME, desired=2) as (results, witness):
+        upgrade = ("upgrade", "kvtide", "charts/kvtide", "-n", SYSTEM, "--reuse-values", "--wait", "--timeout", "120s")
+        await asyncio.to_thread(pair.helm, *upgrade, "--set", "resyncSeconds=3", "--set", "podLabels.upgraded=yes")
+        await asyncio.sleep(8)
+    await asyncio.to_thread(install, pair, images)
+    assert {pod["metadata"]["uid"] for pod in pods(pair, NAME)} == before
+    assert (lost(results), witness.lies) == ([], [])
+    assert witness.seen == {("True", "WorkersReady")}
+
+
+async def test_a_rollout_with_room_keeps_every_worker_until_another_is_there(pair: Cluster, url: str) -> None:
+    """Another content of a Secret that the spec names rolls the workers, as the schema says."""
+    before = {pod["metadata"]["uid"] for pod in pods(pair, NAME)}
+    secret = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "faults-env", "namespace": NAMESPACE}}
+    pair.kubectl("apply", "-f", "-", stdin=json.dumps(secret | {"stringData": {"word": "one"}}))
+    source = {"secretKeyRef": {"name": "faults-env", "key": "word", "optional": True}}
+    try:
+        async with streams(pair, url, NAME, desired=2) as (results, _):
+            least = 2
+            apply(pair, example(NAME, PAIR | {"worker": {"env": [{"name": "WORD", "valueFrom": source}]}}))
+            while before & {pod["metadata"]["uid"] for pod in pods(pair, NAME)}:
+                least = min(least, len(ready_pods(pair, NAME)))
+                await asyncio.sleep(0.5)
+            await asyncio.to_thread(wait_all_ready, pair, NAME, 2)
+            rolled = {pod["metadata"]["uid"] for pod in pods(pair, NAME)}
+            assert least >= 1
+            pair.kubectl("apply", "-f", "-", stdin=json.dumps(secret | {"stringData": {"word": "two"}}))
+            await asyncio.to_thread(
+                wait_until,
+                "the new word to roll them",
+                lambda: not rolled & {pod["metadata"]["uid"] for pod in pods(pair, NAME)},
+                timeout_s=150,
+            )
+            await asyncio.to_thread(wait_all_ready, pair, NAME, 2)
+    finally:
+        apply(pair, example(NAME, PAIR))
+        pair.kubectl("delete", "secret", "faults-env", "-n", NAMESPACE)
+    assert lost(results) == []
+
+
+def test_a_full_quota_and_a_missing_image_are_said_and_mend_by_themselves(operator: Cluster) -> None:
+    quota = {
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full", "namespace": NAMESPACE},
+        "spec": {"hard": {"pods": str(len(operator.items("pods", "-n", NAMESPACE)))}},
+    }  # fmt: skip
+    # Built in, so that no pod has to read its headers first; and never run, as there is no such image.
+    changes = {
+        "model": {"uri": "hf://HuggingFaceTB/SmolLM2-135M-Instruct"},
+        "worker": {"image": "registry.invalid/worker:1"},
+    }
+    operator.kubectl("apply", "-f", "-", stdin=json.dumps(quota))
+    try:
+        apply(operator, example("starved", changes))
+        said = ever(operator, "starved", "Degraded", "ApplyRefused", 40)
+        assert "exceeded quota: full" in said["message"]
+        assert condition(operator, "starved", "Ready")["status"] == "False"
+        operator.kubectl("delete", "resourcequota", "full", "-n", NAMESPACE)
+        said = ever(operator, "starved", "Ready", "ImagePullError", 60)
+        assert "registry.invalid/worker:1" in said["message"]
+        assert condition(operator, "starved", "Degraded")["reason"] == "ImagePullError"
+    finally:
+        operator.kubectl("delete", "resourcequota", "full", "-n", NAMESPACE, "--ignore-not-found")
+        operator.kubectl("delete", "llmd", "starved", "-n", NAMESPACE, "--wait", "--timeout=20s")
+    wait_until("everything of it to go", lambda: not left(operator, "starved"), timeout_s=60)
+
+
+async def test_deleting_under_load_answers_what_was_asked(pair: Cluster, url: str) -> None:
+    async with streams(pair, url, NAME, desired=2) as (results, _):
+        deleted_at = time.monotonic()
+        pair.kubectl("delete", "llmd", NAME, "-n", NAMESPACE, "--wait", "--timeout=20s")
+        assert time.monotonic() - deleted_at < 20
+        await asyncio.to_thread(wait_until, "everything to go", lambda: not left(pair, NAME), timeout_s=90)
+    asked_before = [result for result in results if result.started < deleted_at - 0.5]
+    assert [result.error for result in asked_before if result.lost] == []
+    assert any(result.lost for result in results if result.started > deleted_at + 10)
+    with pytest.raises(CommandFailed, match="NotFound"):
+        pair.kubectl("get", "llmd", NAME, "-n", NAMESPACE)
