@@ -21,12 +21,12 @@ def memory(preemptions: int = 0, changed: float | None = None, lowered: float | 
 @pytest.mark.parametrize(
     ("state", "past", "limit", "move"),
     [
-        # crowded: what runs comes down by an eighth, at least by one
-        ({"running": 16, "utilization": 0.96}, memory(), 14, Move.LOWER),
-        ({"running": 6, "utilization": 0.96}, memory(), 5, Move.LOWER),
-        ({"running": 1, "utilization": 1.0, "limit": 1}, memory(), 1, Move.KEEP),
+        # crowded: no more than run already, who keep their blocks
+        ({"running": 14, "utilization": 0.96}, memory(), 14, Move.LOWER),
+        ({"running": 16, "utilization": 0.96}, memory(), 16, Move.KEEP),
+        ({"running": 0, "utilization": 1.0, "limit": 2}, memory(), 1, Move.LOWER),
         # preempting: whatever the utilisation says
-        ({"running": 8, "utilization": 0.60, "preemptions": 3}, memory(preemptions=2), 7, Move.LOWER),
+        ({"running": 8, "utilization": 0.60, "preemptions": 3}, memory(preemptions=2), 8, Move.LOWER),
         # old preemptions, and those of a worker that was never seen before, are no news
         ({"running": 8, "utilization": 0.60, "preemptions": 3}, memory(preemptions=3), 16, Move.KEEP),
         ({"running": 8, "utilization": 0.60, "preemptions": 3}, None, 16, Move.KEEP),
@@ -50,8 +50,8 @@ def memory(preemptions: int = 0, changed: float | None = None, lowered: float | 
         # between 0.85 and 0.95: neither
         ({"running": 8, "waiting": 5, "utilization": 0.90, "limit": 8}, memory(), 8, Move.KEEP),
         # patience: 4 s after any move, 15 s before a lowered limit is raised
-        ({"running": 16, "utilization": 0.99}, memory(changed=NOW - 3), 16, Move.KEEP),
-        ({"running": 16, "utilization": 0.99}, memory(changed=NOW - 4), 14, Move.LOWER),
+        ({"running": 14, "utilization": 0.99}, memory(changed=NOW - 3), 16, Move.KEEP),
+        ({"running": 14, "utilization": 0.99}, memory(changed=NOW - 4), 14, Move.LOWER),
         (
             {"running": 8, "waiting": 5, "utilization": 0.40, "limit": 8},
             memory(changed=NOW - 14, lowered=NOW - 14),

@@ -73,8 +73,9 @@ def decide_limit(
     used, running = state.kv.utilization, max(1, min(limit, state.requests.running))
     preempted = state.counters.preemptions - memory.preemptions if memory else 0
     if preempted > 0 or used > CROWDED_UTILIZATION:
-        # What runs is what fills the pool: a limit far above it would not be felt if it came down by itself.
-        return _lower(limit, running - max(1, running // 8), f"{preempted} preemptions, KV {used:.0%}")
+        # What runs is what fits. A limit below it would put sequences back, who lose their blocks as to a preemption;
+        # one above it lets in others, who would be preempted in turn.
+        return _lower(limit, running, f"{preempted} preemptions, KV {used:.0%}")
     slow = _slow(state, targets)
     looked = since_change >= state.latency.window_seconds
     if slow > 1 and looked:
