@@ -23,7 +23,9 @@ NAME = "smollm2"
 EXAMPLE = "examples/smollm2.yaml"
 QUESTION = "What is the capital of France? Answer in one sentence."
 STREAMS = 48
+# Load, KV in use, batch limits and replicas, on one page.
 GRAPHS = (
+    f'sum by (__name__) ({{__name__=~"vllm:num_requests_(running|waiting)",llmdeployment="{NAME}"}})',
     f'max by (pod) (vllm:kv_cache_usage_perc{{llmdeployment="{NAME}"}})',
     f'max by (__name__) ({{__name__=~"kvtide_llmdeployment_(desired|ready)_replicas",name="{NAME}"}})',
     f'max by (pod) (kvtide_batch_limit{{llmdeployment="{NAME}"}})',
