@@ -207,7 +207,7 @@ def test_a_batch_limit_is_pushed_and_its_past_is_remembered(
     surroundings: Surroundings, now: float, first: list[Json],
 ) -> None:  # fmt: skip
     pod = make_pod(intent=intent_hash(make_resource()))
-    crowded = make_state(live=9_700, running=16, waiting=3, preemptions=2)
+    crowded = make_state(live=9_700, running=14, waiting=3, preemptions=2)
     actions = reconcile(observe(make_resource(), first, [pod], {"chat-a": crowded}), surroundings, now)
     (push,) = actions.limits
     assert (push.pod, push.ip, push.batch_limit) == ("chat-a", "10.0.0.1", 14)
@@ -215,7 +215,7 @@ def test_a_batch_limit_is_pushed_and_its_past_is_remembered(
     assert "BatchLimitLower" in [event.reason for event in actions.events]
 
     soon = make_resource(status=actions.status.to_json())
-    still = make_state(live=9_700, running=14, waiting=5, preemptions=3, limit=14)
+    still = make_state(live=9_700, running=13, waiting=5, preemptions=3, limit=14)
     assert reconcile(observe(soon, first, [pod], {"chat-a": still}), surroundings, now + 2).limits == ()
     (push,) = reconcile(observe(soon, first, [pod], {"chat-a": still}), surroundings, now + 5).limits
     assert push.batch_limit == 13
@@ -288,7 +288,7 @@ def test_preemptions_while_a_move_settles_are_judged_after_it(
     status: Json | None = None
     lowered = []
     for seconds, preemptions, limit in ((0, 0, 16), (1, 1, 16), (3, 2, 15), (6, 2, 15)):
-        state = make_state(live=5_000, running=16, limit=limit, preemptions=preemptions)
+        state = make_state(live=5_000, running=15 - preemptions, limit=limit, preemptions=preemptions)
         seen = observe(make_resource(status=status), children=first, pods=[make_pod()], states={"chat-a": state})
         actions = reconcile(seen, surroundings, now + seconds)
         status = actions.status.to_json()
