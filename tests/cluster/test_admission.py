@@ -14,6 +14,7 @@ from tests.cluster.test_lifecycle import scale_operator
 SYSTEM = "kvtide-system"
 SECRET = "kvtide-admission-tls"
 CONFIGURATION = "kvtide-system-kvtide-operator"
+BUILT_IN = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
 TOO_SMALL = {"device": {"memory": "24Gi"}}
 
 
@@ -82,7 +83,8 @@ def test_what_fits_says_what_it_will_hold(webhook: Cluster) -> None:
 
 def test_what_is_not_supported_is_denied_by_name(webhook: Cluster) -> None:
     with pytest.raises(CommandFailed, match=r"kvHeads 2: .* write one of 1, 3"):
-        apply(webhook, example("pooled", {"attention": {"kvHeads": 2}}))
+        # Built in, so that it is known without a look at its headers that its three heads make no two.
+        apply(webhook, example("pooled", {"model": {"uri": BUILT_IN}, "attention": {"kvHeads": 2}}))
 
 
 def test_a_model_that_must_be_read_first_is_judged_once_it_was(webhook: Cluster, cleared) -> None:

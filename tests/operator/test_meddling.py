@@ -102,3 +102,11 @@ async def test_two_who_are_at_odds_every_second_are_told_now_and_then(make_resou
         await recorder.post(make_resource(), event, now + second)
     assert QUIET_S == 30
     assert posts.counts == [1, 31, 61]  # at 0, 30 and 60 s, with all between counted
+
+
+async def test_other_words_are_news(make_resource: Make, now: float) -> None:
+    posts = Posts()
+    recorder = EventRecorder(cast(Kube, posts), "one")
+    for second, words in enumerate(("1 to 2", "2 to 3", "2 to 3")):
+        await recorder.post(make_resource(), Event("Normal", "DemandAboveTarget", words), now + second)
+    assert posts.counts == [1, 2]

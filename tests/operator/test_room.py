@@ -158,6 +158,16 @@ def test_a_rollout_surges_only_into_room_that_is_there(
         assert after == []
 
 
+def test_what_cannot_be_planned_lists_no_pods(
+    make_resource: Make, observe: See, surroundings: Surroundings, now: float, first: list[Json]
+) -> None:
+    broken = {"workload": {"maxContextTokens": 999_999}}
+    seen = observe(make_resource(**broken), first)
+    assert wants_room(seen)
+    told = reconcile(seen, surroundings, now).status
+    assert not wants_room(observe(make_resource(status=told.to_json(), **broken), first))
+
+
 def test_a_missing_device_is_told_with_what_is_asked_for_and_what_is_free(
     make_resource: Make, make_pod: MakePod, observe: See, surroundings: Surroundings, now: float
 ) -> None:

@@ -13,7 +13,7 @@ from kvtide_operator.reconcile.pods import timestamp
 logger = logging.getLogger(__name__)
 
 MESSAGE_LIMIT = 1000
-# The same again within this time is counted, and told with the next one: two controllers at odds write every second.
+# The same words again within this time are counted, and told with the next: two who are at odds write every second.
 QUIET_S = 30.0
 
 
@@ -26,21 +26,22 @@ class EventRecorder:
         # A container that restarts keeps its pod's name, and counts anew: its objects need names of their own.
         self._process = uuid.uuid4().hex
         self._counts: dict[str, int] = {}
-        self._told: dict[str, float] = {}
+        self._told: dict[str, tuple[str, float]] = {}
 
     def forget(self, uid: str) -> None:
         """Drops the counts of a resource that is gone."""
         self._counts = {key: count for key, count in self._counts.items() if not key.startswith(uid)}
-        self._told = {key: moment for key, moment in self._told.items() if not key.startswith(uid)}
+        self._told = {key: told for key, told in self._told.items() if not key.startswith(uid)}
 
     async def post(self, resource: LLMDeployment, event: Event, now: float) -> None:
         """Posts one event. Events are news, not state: where one cannot be posted, a log line is enough."""
         key = f"{resource.uid}/{event.reason}/{event.about}"
         count = self._counts.get(key, 0) + 1
         self._counts[key] = count
-        if now - self._told.get(key, float("-inf")) < QUIET_S:
+        message, told_at = self._told.get(key, ("", float("-inf")))
+        if event.message == message and now - told_at < QUIET_S:
             return
-        self._told[key] = now
+        self._told[key] = (event.message, now)
         digest = hashlib.sha256(f"{self._process}/{key}".encode()).hexdigest()[:16]
         name = f"{resource.name}.{digest}"
         changing = {"count": count, "lastTimestamp": timestamp(now), "message": event.message[:MESSAGE_LIMIT]}

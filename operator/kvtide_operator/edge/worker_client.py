@@ -79,7 +79,7 @@ class WorkerClient:
                 headers=_bearer(key) if key else {},
                 timeout=timeout,
             ) as response:
-                said = (await response.text())[:200]
+                said = (await response.text(errors="replace"))[:200]
                 return _judged(response.status, said)
         except TimeoutError:
             return Answer(False, f"no answer to a request of one token within {within_s:.0f} s")

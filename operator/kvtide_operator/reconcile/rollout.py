@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kvtide_operator.api import names
-from kvtide_operator.api.conditions import Reason
+from kvtide_operator.api.conditions import ConditionType, Reason
 from kvtide_operator.api.spec import DeviceKind
 from kvtide_operator.children.manifest import owned_by
 from kvtide_operator.plan.intent import intent_hash
@@ -18,7 +18,15 @@ _NO_PLACE = (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE)
 def wants_room(observed: Observed) -> bool:
     """Whether this pass has to know what is free: a rollout begins, or a worker finds no device."""
     live = observed.child("Deployment", observed.resource.name)
-    begins = live is not None and owned_by(live, observed.resource) and _intent(live) != _wanted(observed)
+    # What could not be planned at the last look begins no rollout: nothing is listed for it pass after pass.
+    plannable = not any(
+        condition.type is ConditionType.PLANNED
+        and condition.status == "False"
+        and condition.observed_generation == observed.resource.generation
+        for condition in observed.resource.status.conditions or []
+    )
+    ours = live is not None and owned_by(live, observed.resource)
+    begins = plannable and live is not None and ours and _intent(live) != _wanted(observed)
     return begins or any(pod.trouble and pod.trouble.reason is Reason.INSUFFICIENT_GPU for pod in observed.workers)
 
 
