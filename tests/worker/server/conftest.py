@@ -1,8 +1,9 @@
 """One server with real weights for most tests: it takes seconds to start."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,15 +34,18 @@ def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield started.ready()
 
 
-def serve_tiny(smollm2: Path, folder: Path, *, max_context: int) -> Server:
+def serve_tiny(
+    smollm2: Path, folder: Path, *, max_context: int, options: Sequence[str] = EXACT, **changes: Any
+) -> Server:
     """Random weights that take a millisecond a step, SmolLM2's tokenizer, and a chat template that knows tools."""
-    save_tiny_llama(folder, vocab_size=49152, max_position_embeddings=2048, initializer_range=0.02, bos_token_id=1)
+    own = {"vocab_size": 49152, "max_position_embeddings": 2048, "initializer_range": 0.02, "bos_token_id": 1}
+    save_tiny_llama(folder, **{**own, **changes})
     Tokenizer.load(smollm2).backend.save(str(folder / "tokenizer.json"))
     special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(special))
     template = str(Path(__file__).with_name("chatml_tools.jinja"))
     sizes = ("--memory", "1500Mi", "--max-context", str(max_context), "--block-size", "16", "--max-batch", "16")
-    return Server(*sizes, *EXACT, "--chat-template", template, model=folder, log=folder / "log")
+    return Server(*sizes, *options, "--chat-template", template, model=folder, log=folder / "log")
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,9 @@ def shape(value: object) -> object:
 def test_the_state_is_what_the_architecture_says(server: Server) -> None:
     example = json.loads(re.search(r"```json\n(.*?)```", ARCHITECTURE.read_text(), re.DOTALL)[1])
     state = server.state()
+    # Numbers where requests came in the last minute, else null.
+    assert state["latency"].keys() == example["latency"].keys()
+    state["latency"] = example["latency"]
     assert shape(state) == shape(example)
     assert state["modelName"] == MODEL_NAME
     assert (state["ready"], state["draining"], state["device"]) == (True, False, "cpu")
@@ -89,6 +92,24 @@ def test_a_batch_limit_out_of_bounds_is_refused(server: Server, limit: object) -
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "batchLimit"
     assert server.state()["limits"] == before
+
+
+@pytest.mark.parametrize("precision", ["INT8", "int8", "FP8", "BF17"])
+def test_a_precision_that_it_cannot_have_is_refused_by_name(server: Server, precision: str) -> None:
+    """It was started with float32."""
+    answer = server.admin.put("/v1/limits", json={"kvPrecision": precision, "admissionPaused": True})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "kvPrecision"
+    assert error["message"].startswith(f"kvPrecision {precision}: KV is stored as BF16")
+    assert error["message"].endswith("it may become nothing else")
+    assert not server.state()["limits"]["admissionPaused"], "all or nothing"
+
+
+@pytest.mark.parametrize("precision", [None, 8, ["INT8"]])
+def test_what_is_no_name_of_a_precision_is_refused(server: Server, precision: object) -> None:
+    answer = server.admin.put("/v1/limits", json={"kvPrecision": precision})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "kvPrecision")
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic abc"])

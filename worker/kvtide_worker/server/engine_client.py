@@ -26,6 +26,7 @@ from kvtide_worker.engine.process import run_engine
 _STOP_GRACE_S = 5.0
 # A step takes less than this even with a full batch on a slow CPU.
 _LIMIT_PATIENCE_S = 2.0
+_START_TICK_S = 0.02
 # Of a person; a step over long prompts on a slow, shared CPU was seen to take 20 s.
 _POOL_MAP_PATIENCE_S = 30.0
 
@@ -123,9 +124,15 @@ class EngineClient:
         loop.add_reader(self._process.sentinel, self._process_ended)
         self._receiver = loop.create_task(self._receive())
 
-    def calibrate(self, tokens: messages.CalibrationTokens) -> None:
-        """Send the tokens that the engine may wait for while it loads; before any request."""
-        self._send(tokens)
+    async def calibrate(self, tokens: messages.CalibrationTokens) -> None:
+        """Send the tokens that the engine may wait for while it loads, once it listens; before any request."""
+        message = self._encoder.encode(tokens)
+        while not self.ended.is_set():
+            try:
+                self._commands.send(message, flags=zmq.NOBLOCK)
+                return
+            except zmq.Again:  # it has only just been started
+                await asyncio.sleep(_START_TICK_S)
 
     def submit_choices(
         self,

@@ -154,7 +154,7 @@ class _Worker:
         engine = self._engine = EngineClient(config, self._stage)
         engine.start()
         tokenizer = await in_thread(Tokenizer.load, path)
-        engine.calibrate(calibration_tokens(tokenizer))
+        await engine.calibrate(calibration_tokens(tokenizer))
         give_back_heap()
         template = tokenizer.chat_template
         if settings.chat_template is not None:
