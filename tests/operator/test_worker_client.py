@@ -43,10 +43,12 @@ class Worker:
 
     async def put_limits(self, request: web.Request) -> web.Response:
         body = await request.json()
-        if not 1 <= body["batchLimit"] <= 16:
+        if body.get("kvPrecision", "INT8") != "INT8":
+            return web.Response(status=400, text="kvPrecision FP7: it may become INT8")
+        if not 1 <= body.get("batchLimit", 16) <= 16:
             return web.Response(status=422, text="batchLimit is from 1 to 16")
         self.limits.append(body)
-        return web.json_response({"batchLimit": body["batchLimit"], "maxBatchLimit": 16})
+        return web.json_response({"batchLimit": 16, "maxBatchLimit": 16} | body)
 
 
 @pytest.fixture
@@ -112,3 +114,10 @@ async def test_limits_are_pushed_and_refusals_are_told(worker: Worker, client: W
         await client.push_limit("127.0.0.1", TOKEN, 99)
     with pytest.raises(WorkerError):
         await client.push_limit("127.0.0.2", TOKEN, 12)
+
+
+async def test_a_precision_is_pushed_and_one_that_cannot_be_is_told(worker: Worker, client: WorkerClient) -> None:
+    await client.push_precision("127.0.0.1", TOKEN, "INT8")
+    assert worker.limits == [{"kvPrecision": "INT8"}]
+    with pytest.raises(WorkerError, match="HTTP 400 kvPrecision FP7: it may become INT8"):
+        await client.push_precision("127.0.0.1", TOKEN, "FP7")
