@@ -38,8 +38,10 @@ def test_the_command_line(make_resource: Make) -> None:
     assert " ".join(worker["args"]) == (
         "--model hf://HuggingFaceTB/SmolLM2-135M-Instruct --served-name chat --plan /etc/kvtide/plan.json"
         " --device cpu --host 0.0.0.0 --port 8000 --admin-port 8001"
-        " --admin-token-file /etc/kvtide-admin/token --drain-seconds 90"
+        " --admin-token-file /etc/kvtide-admin/token --drain-seconds 90 --reencodable"
     )
+    chosen = make_resource(kvCache={"precision": "BF16"})
+    assert "--reencodable" not in container(chosen)["args"], "a precision that somebody chose is not changed"
     assert template(resource)["spec"]["terminationGracePeriodSeconds"] == 105  # 90 and 15 to spare
 
 

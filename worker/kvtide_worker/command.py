@@ -108,6 +108,12 @@ class _Quantity(click.ParamType[int]):
 )
 @click.option("--block-size", "block_size_tokens", type=_POSITIVE, help="Tokens in a KV block. Default: chosen.")
 @click.option("--max-batch", type=_POSITIVE, help="Sequences in a step. Default: what the KV pool holds.")
+@click.option(
+    "--reencodable",
+    is_flag=True,
+    help="Check at the start, which takes seconds longer, which smaller formats KV may be re-encoded to while it serves "
+    "(kvPrecision of PUT /v1/limits).",
+)
 @click.option("--threads", type=_POSITIVE, help="Of the engine, on a CPU. Default: what the cgroup allows.")
 def serve_command(device: Literal["cpu", "cuda"], dtype: DType, **options: Any) -> None:
     """Run the inference engine and its OpenAI-compatible server.

@@ -4,7 +4,7 @@ from typing import Any
 
 from kvtide_operator.api import names
 from kvtide_operator.api.resource import LLMDeployment
-from kvtide_operator.api.spec import DeviceKind
+from kvtide_operator.api.spec import DeviceKind, Precision
 from kvtide_operator.children import pod
 from kvtide_operator.children.manifest import Manifest, common_labels
 from kvtide_operator.plan.device import container_memory
@@ -36,7 +36,9 @@ def _arguments(resource: LLMDeployment) -> list[str]:
         "--admin-token-file": "/etc/kvtide-admin/token",
         "--drain-seconds": str(spec.drain.timeout_seconds),
     }
-    return [word for pair in pairs.items() for word in pair]
+    words = [word for pair in pairs.items() for word in pair]
+    # Who leaves the precision to the operator lets it change while it serves; looking what it may be takes a while.
+    return [*words, "--reencodable"] if spec.kv_cache.precision is Precision.AUTO else words
 
 
 def _resources(resource: LLMDeployment) -> dict[str, Any]:

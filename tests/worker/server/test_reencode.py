@@ -18,7 +18,7 @@ from tests.worker.server.test_admin import samples
 def bf16(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Heads of 64, which the kernels serve, in bfloat16."""
     folder = tmp_path_factory.mktemp("bf16")
-    options = ("--threads", "1", "--precision", "BF16")
+    options = ("--threads", "1", "--precision", "BF16", "--reencodable")
     with serve_tiny(smollm2, folder, max_context=1024, options=options, head_dim=64) as started:
         yield started.ready()
 

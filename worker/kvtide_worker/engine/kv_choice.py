@@ -56,16 +56,19 @@ def choose_kv(
     subject: Subject,
     calibration: Callable[[], CalibrationTokens],
     progress: Callable[[str], None],
+    *,
+    reencodable: bool = True,
 ) -> KvChoice:
     """Check the planned precision, and those that the pool may become, against BF16; where the planned one loses too
     much, the next better one that holds a sequence in the same bytes takes its place.
 
-    subject: its bases are fitted here
+    subject:      its bases are fitted here
+    reencodable:  whether the pool may become anything at all
     Raises UnsupportedPrecision where none is left: the plan's bytes hold no sequence of anything better.
     """
     allowed = plan.kv.max_quality_loss_percent
     candidates = _candidates(planned, plan, subject)
-    smaller = _smaller(planned, plan, candidates)
+    smaller = _smaller(planned, plan, candidates) if reencodable else []
     first = [precision for precision in (planned.precision, *smaller) if precision is not Precision.BF16]
     if not first:
         return KvChoice(planned, {}, (), {}, None)

@@ -81,7 +81,7 @@ def load_engine(
         model = load_pooled(pooled, native, load, text, max_loss_percent=allowed, device=device)
     give_back_heap()  # what matrices took until they were quantised
     subject = Subject(planned.shape, model, {}, device, block_size=plan.kv.block_size_tokens)
-    choice = choose_kv(planned, plan, subject, calibration, progress)
+    choice = choose_kv(planned, plan, subject, calibration, progress, reencodable=config.reencodable)
     served = choice.served
     progress("allocating the KV pool")
     pool = KVPool.allocate(

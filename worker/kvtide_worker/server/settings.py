@@ -21,6 +21,7 @@ class ServeSettings:
     precision:        of KV; None is Auto, but BF16 where the dtype is float32, which goes with no other
     kv_heads:         into how many the model's are pooled; None takes them as they are
     weights:          how matrices are held; None is BF16
+    reencodable:      whether the KV pool may be re-encoded while it serves, which is checked when it starts
     threads:          of the engine; None takes what the cgroup and the affinity mask allow
     """
 
@@ -46,3 +47,4 @@ class ServeSettings:
     block_size_tokens: int | None = None
     max_batch: int | None = None
     threads: int | None = None
+    reencodable: bool = False
