@@ -111,8 +111,8 @@ class _Quantity(click.ParamType[int]):
 @click.option(
     "--reencodable",
     is_flag=True,
-    help="Check at the start, which takes seconds longer, which smaller formats KV may be re-encoded to while it serves "
-    "(kvPrecision of PUT /v1/limits).",
+    help="Check at the start, which takes some seconds, which smaller formats KV may be re-encoded to while it serves: "
+    "kvPrecision of PUT /v1/limits.",
 )
 @click.option("--threads", type=_POSITIVE, help="Of the engine, on a CPU. Default: what the cgroup allows.")
 def serve_command(device: Literal["cpu", "cuda"], dtype: DType, **options: Any) -> None:
