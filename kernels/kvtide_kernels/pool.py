@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kvtide_kernels.codec import check_served
+from kvtide_kernels.huge_pages import in_huge_pages
 from kvtide_sizing.formats import LayerFormat, VectorFormat
 from kvtide_sizing.memory.kv import KvLayout
 
@@ -69,6 +70,8 @@ class KVPool:
         memory.
         """
         storage = torch.empty(num_blocks * layout.block_bytes, dtype=torch.uint8, device=device)
+        if device.type == "cpu":
+            in_huge_pages(storage)
         pool = cls.over(storage, layout, formats, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim)
         storage.zero_()
         return pool
