@@ -183,7 +183,7 @@ class Cache:
         It rounds queries in a basis too, where they meet recent tokens: as much as it rounds those.
         AVX-512 has one byte, 127 levels of the largest element, for queries of keys in INT4 or in a basis: an error of
         a level's 1 / sqrt(12) in each element, the score's by as many standard deviations as nobody sees. And one for
-        weights of values in INT4, 255 levels, of which 64 tokens make an error of sqrt(64) · 0.4 levels at worst, the
+        weights of packed values, 255 levels, of which 64 tokens make an error of sqrt(64) · 0.4 levels at worst, the
         standard deviation.
         """
         stored, basis = self.formats[layer], self.bases.get(layer)
@@ -199,7 +199,7 @@ class Cache:
             if stored.key is INT4 or (stored.key is INT8 and basis):
                 level = query.abs().amax(-1, keepdim=True) / 127
                 allowed += 5 * level / 12**0.5 * keys.norm(dim=-1).max() * self.scale
-            if stored.value is INT4:
+            if stored.value is not BF16:
                 allowed += 3 * 8 * 0.4 / 255
         return allowed
 

@@ -1,9 +1,12 @@
 // A tile of tokens for AVX-512 with VNNI and BF16.
 //
-// BF16 is multiplied as it is (vdpbf16ps). INT8 and INT4 are multiplied as bytes (vpdpbusd), with queries and weights of
-// one digit, a byte, or of two, 256 * high + low. The sums are exact. Whatever is 4 bits loses some twenty times what
-// one digit does: keys of INT4 are met by queries of one, and values of INT4 by weights of one. So are keys of INT8 in a
-// basis, in which no element of a query stands out; docs/kernels.md has what it costs.
+// BF16 is multiplied as it is (vdpbf16ps). INT8 and INT4 are multiplied as bytes (vpdpbusd), with weights of one digit, a
+// byte, and queries of one or of two, 256 * high + low. The sums are exact. Keys of INT4, which lose some twenty times
+// what one digit does, are met by queries of one, and so are keys of INT8 in a basis, in which no element of a query
+// stands out; docs/kernels.md has what it costs.
+//
+// A value's scale joins its token's score, as an exponent: score + log2(scale). What comes out of the softmax is then
+// weight * scale, relative to the largest of it that the row has in the tile, which is what makes one digit enough.
 #pragma once
 
 #include "codec.h"
@@ -28,6 +31,7 @@ class Tile {
         rows_ = rows, dim_ = dim, format_ = key_format, softcap_ = scoring.softcap;
         value_format_ = value_format, value_dim_ = value_dim;
         query_digits_ = key_format == INT8 && !spread ? 2 : 1;
+        value_unit_ = value_format == BF16 ? 1 : value_format == INT8 ? 1 / LEVELS : 1 / LEVELS / NIBBLE_UNIT;
         for (int row = 0; row < rows; ++row, query += dim) {
             set_query(query, row, scoring.factor());
             largest_[row] = seen[row].largest;
@@ -44,7 +48,7 @@ class Tile {
         query_digits_ == 1 ? score_by<INT8, 1>(groups, ng, next) : score_by<INT8, 2>(groups, ng, next);
     }
 
-    // Scores become weights, of the tokens [from, to) = seen(row) of the tile, into which the values' scales are folded.
+    // Scores become weights of values as they are stored, of the tokens [from, to) = seen(row) of the tile.
     template <class Bounds>
     void weigh(const Tokens* values, int ng, Bounds&& seen) {
         expect_values(values, ng);
@@ -74,11 +78,9 @@ class Tile {
             _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, _mm512_set1_ps(unit_[row]), old));
         };
         const auto add_integers = [&](int row, int v, __m512i sum) INLINE { add(row, v, _mm512_cvtepi32_ps(sum)); };
-        const Rows digits{rows_, weight_high_, weight_low_, TILE}, floats{rows_, weight_bf16_, nullptr, 2 * TILE};
+        const Rows digits{rows_, weight_digits_, nullptr, TILE}, floats{rows_, weight_bf16_, nullptr, 2 * TILE};
         if (value_format_ == BF16)
             multiply<Factors::FLOATS, 1>(packed_, width, ng * 8, width / 16, floats, add);
-        else if (value_format_ == INT8)
-            multiply<Factors::UNSIGNED, 2>(packed_, width, ng * 4, width / 16, digits, add_integers);
         else
             multiply<Factors::UNSIGNED, 1>(packed_, width, ng * 4, width / 16, digits, add_integers);
     }
@@ -96,6 +98,8 @@ class Tile {
   private:
     // Sums of so many rows stay in registers beside sixteen keys.
     static constexpr int FEW_DIGITS = 8;
+    // Of a weight's digit.
+    static constexpr float LEVELS = 255;
 
     void set_query(const float* query, int row, float factor) {
         query_scale_[row] = factor;
@@ -172,44 +176,34 @@ class Tile {
         _mm512_store_ps(scores_ + row * TILE + 16 * g, _mm512_mul_ps(score, _mm512_set1_ps(query_scale_[row])));
     }
 
-    // What makes digits of weights: all of them, where the largest weight meets the largest scale.
+    // The values' scales as exponents, what weights without them are again, and zero points in steps of the scale.
     void expect_values(const Tokens* groups, int ng) {
         if (value_format_ == BF16) return;
         load_scales(groups, ng, value_format_);
-        const float levels = value_format_ == INT4 ? 255 : 255 * 256;
-        __m512 largest = _mm512_setzero_ps();
-        __mmask16 unusable = 0;
         for (int g = 0; g < TILE / GROUP; ++g) {
-            const __m512 scale = _mm512_load_ps(scale_ + 16 * g);
-            largest = _mm512_max_ps(largest, scale);
-            unusable |= _mm512_cmp_ps_mask(scale, scale, _CMP_UNORD_Q);
-        }
-        // A maximum may leave a NaN out, but the result must not.
-        const float most = unusable ? NAN : _mm512_reduce_max_ps(largest);
-        value_unit_ = most / levels / (value_format_ == INT4 ? NIBBLE_UNIT : 1);
-        const float inverse = most > 1e-30f ? levels / most : 0;
-        for (int g = 0; g < TILE / GROUP; ++g) {
-            const __m512 scale = _mm512_load_ps(scale_ + 16 * g);
+            // No float16 is smaller: vectors of zeros have a weight too.
+            const __m512 scale = _mm512_max_ps(_mm512_set1_ps(0x1p-24f), _mm512_load_ps(scale_ + 16 * g));
+            const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), scale);
+            _mm512_store_ps(exponent_ + 16 * g, logarithm(scale));
+            _mm512_store_ps(inverse_ + 16 * g, inverse);
             if (value_format_ == INT4)
-                _mm512_store_ps(zero_ + 16 * g, _mm512_fmadd_ps(scale, _mm512_set1_ps(NIBBLE_MIDDLE),
-                                                                _mm512_load_ps(zero_ + 16 * g)));
-            _mm512_store_ps(scale_ + 16 * g, _mm512_mul_ps(scale, _mm512_set1_ps(inverse)));
+                _mm512_store_ps(zero_ + 16 * g, _mm512_fmadd_ps(_mm512_load_ps(zero_ + 16 * g), inverse,
+                                                                _mm512_set1_ps(NIBBLE_MIDDLE)));
         }
     }
 
     void find_largest(int row, int from, int to) {
         float* scores = scores_ + row * TILE;
         if (softcap_ > 0) cap_scores(scores, softcap_);
+        const uint64_t held = (to < 64 ? (uint64_t(1) << to) - 1 : ~uint64_t(0)) & (~uint64_t(0) << (from & 63));
+        const uint64_t mask = from < to ? held : 0;
         __m512 s[TILE / GROUP];
-        each<TILE / GROUP>([&](auto g) INLINE { s[g] = _mm512_load_ps(scores + 16 * g); });
-        if (from > 0 || to < TILE) {
-            const uint64_t held = (to < 64 ? (uint64_t(1) << to) - 1 : ~uint64_t(0)) & (~uint64_t(0) << (from & 63));
-            const uint64_t mask = from < to ? held : 0;
-            each<TILE / GROUP>([&](auto g) INLINE {
-                s[g] = _mm512_mask_blend_ps(__mmask16(mask >> (16 * g)), _mm512_set1_ps(HIDDEN), s[g]);
-                _mm512_store_ps(scores + 16 * g, s[g]);
-            });
-        }
+        each<TILE / GROUP>([&](auto g) INLINE {
+            s[g] = _mm512_load_ps(scores + 16 * g);
+            if (value_format_ != BF16) s[g] = _mm512_add_ps(s[g], _mm512_load_ps(exponent_ + 16 * g));
+            s[g] = _mm512_mask_blend_ps(__mmask16(mask >> (16 * g)), _mm512_set1_ps(HIDDEN), s[g]);
+            _mm512_store_ps(scores + 16 * g, s[g]);
+        });
         here_[row] = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3])));
     }
 
@@ -221,8 +215,7 @@ class Tile {
             const __m512 part = power(_mm512_max_ps(_mm512_sub_ps(here, largest), _mm512_set1_ps(-200)));
             _mm512_store_ps(decay_ + row, power(_mm512_max_ps(_mm512_sub_ps(old, largest), _mm512_set1_ps(-200))));
             _mm512_store_ps(part_ + row, part);
-            _mm512_store_ps(unit_ + row,
-                            value_format_ == BF16 ? part : _mm512_mul_ps(part, _mm512_set1_ps(value_unit_)));
+            _mm512_store_ps(unit_ + row, _mm512_mul_ps(part, _mm512_set1_ps(value_unit_)));
             _mm512_store_ps(largest_ + row, largest);
         }
     }
@@ -236,7 +229,11 @@ class Tile {
         const __m512 part = _mm512_set1_ps(part_[row]);
         __m512 s[GROUPS];
         each<GROUPS>([&](auto g) INLINE { s[g] = power(_mm512_sub_ps(_mm512_load_ps(scores + 16 * g), here)); });
-        const __m512 sum = _mm512_add_ps(_mm512_add_ps(s[0], s[1]), _mm512_add_ps(s[2], s[3]));
+        __m512 sum = _mm512_setzero_ps();
+        each<GROUPS>([&](auto g) INLINE {
+            if constexpr (FORMAT == BF16) sum = _mm512_add_ps(s[g], sum);
+            else sum = _mm512_fmadd_ps(s[g], _mm512_load_ps(inverse_ + 16 * g), sum);
+        });
         const __m512 before = _mm512_mul_ps(_mm512_load_ps(sum_ + 16 * row), decay);
         _mm512_store_ps(sum_ + 16 * row, _mm512_fmadd_ps(sum, part, before));
         if constexpr (FORMAT == BF16) {
@@ -244,27 +241,20 @@ class Tile {
                 _mm256_store_si256(reinterpret_cast<__m256i*>(weight_bf16_ + row * TILE + 16 * g),
                                    (__m256i)_mm512_cvtneps_pbh(s[g]));
             });
-        } else {
-            __m512i digits[GROUPS];
-            each<GROUPS>([&](auto g) INLINE {
-                const __m512 scale = _mm512_load_ps(scale_ + 16 * g);
-                if constexpr (FORMAT == INT4)
-                    digits[g] = _mm512_cvttps_epi32(_mm512_fmadd_ps(s[g], scale, _mm512_load_ps(DITHER + 16 * g)));
-                else
-                    digits[g] = _mm512_cvtps_epi32(_mm512_mul_ps(s[g], scale));
-            });
-            const __m512i a = _mm512_packus_epi32(digits[0], digits[1]), b = _mm512_packus_epi32(digits[2], digits[3]);
-            if constexpr (FORMAT == INT4) {
-                store_digits(weight_high_ + row * TILE, a, b);
-                __m512 offset = _mm512_setzero_ps();
-                each<GROUPS>([&](auto g) INLINE { offset = _mm512_fmadd_ps(s[g], _mm512_load_ps(zero_ + 16 * g), offset); });
-                const __m512 old = _mm512_mul_ps(_mm512_load_ps(offset_ + 16 * row), decay);
-                _mm512_store_ps(offset_ + 16 * row, _mm512_fmadd_ps(offset, part, old));
-            } else {
-                const __m512i low = _mm512_set1_epi16(255);
-                store_digits(weight_high_ + row * TILE, _mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
-                store_digits(weight_low_ + row * TILE, _mm512_and_si512(a, low), _mm512_and_si512(b, low));
-            }
+            return;
+        }
+        __m512i digits[GROUPS];
+        each<GROUPS>([&](auto g) INLINE {
+            const __m512 dither = _mm512_load_ps(DITHER + 16 * g);
+            digits[g] = _mm512_cvttps_epi32(_mm512_fmadd_ps(s[g], _mm512_set1_ps(LEVELS), dither));
+        });
+        store_digits(weight_digits_ + row * TILE, _mm512_packus_epi32(digits[0], digits[1]),
+                     _mm512_packus_epi32(digits[2], digits[3]));
+        if constexpr (FORMAT == INT4) {
+            __m512 offset = _mm512_setzero_ps();
+            each<GROUPS>([&](auto g) INLINE { offset = _mm512_fmadd_ps(s[g], _mm512_load_ps(zero_ + 16 * g), offset); });
+            const __m512 old = _mm512_mul_ps(_mm512_load_ps(offset_ + 16 * row), decay);
+            _mm512_store_ps(offset_ + 16 * row, _mm512_fmadd_ps(offset, part, old));
         }
     }
 
@@ -274,8 +264,8 @@ class Tile {
         _mm512_store_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(a, b)));
     }
 
-    // Weights of one digit are rounded up as often as their fraction says: in a tile in which one token has most of the
-    // weight, the small ones of the others would be nothing otherwise. Bit-reversed numbers, so that neighbours differ.
+    // Digits are rounded up as often as their fraction says: in a tile in which one token has most of the weight, the
+    // small ones of the others would be nothing otherwise. Bit-reversed numbers, so that neighbours differ.
     alignas(64) static constexpr float DITHER[TILE] = {
         0.0078125f, 0.5078125f, 0.2578125f, 0.7578125f, 0.1328125f, 0.6328125f, 0.3828125f, 0.8828125f,
         0.0703125f, 0.5703125f, 0.3203125f, 0.8203125f, 0.1953125f, 0.6953125f, 0.4453125f, 0.9453125f,
@@ -292,6 +282,8 @@ class Tile {
     alignas(64) uint32_t packed_[TILE * MAX_DIM / 2];
     alignas(64) float scale_[TILE];
     alignas(64) float zero_[TILE];
+    alignas(64) float exponent_[TILE];
+    alignas(64) float inverse_[TILE];
     alignas(64) float scores_[MAX_ROWS * TILE];
     // Of each row, in sixteen parts until the end: the weights, and the weighted zero points.
     alignas(64) float sum_[MAX_ROWS * 16];
@@ -300,8 +292,7 @@ class Tile {
     alignas(64) uint8_t query_high_[MAX_ROWS * MAX_DIM];
     alignas(64) uint8_t query_low_[MAX_ROWS * MAX_DIM];
     alignas(64) uint16_t weight_bf16_[MAX_ROWS * TILE];
-    alignas(64) uint8_t weight_high_[MAX_ROWS * TILE];
-    alignas(64) uint8_t weight_low_[MAX_ROWS * TILE];
+    alignas(64) uint8_t weight_digits_[MAX_ROWS * TILE];
     int32_t query_sum_[MAX_ROWS];
     // The largest score so far and in the tile, what sums before and the tile's are multiplied with for it, and what
     // sums of digits are.
