@@ -3,8 +3,9 @@
 One sequence decodes one token, in layers one after another until their blocks are RING_BYTES together, so that nothing
 is in the processor's cache when its turn comes again. Every layer is timed by itself, and a number is the best tenth of
 all of them; every format has its turn beside a plain read of the same bytes, again and again, so that what else the
-machine does meets all alike. Keys of 8 and 4 bits are in a basis, and what has 4 bits keeps its last tokens in BF16, as
-the engine has them.
+machine does meets all alike. So have the processor's multiply instructions: with many query heads to a KV head they
+bind, not the memory, and a row says which of them does and what share of it was reached. Keys of 8 and 4 bits are in a
+basis, and what has 4 bits keeps its last tokens in BF16, as the engine has them.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.peak import Peak
 from kvtide_kernels.attention import HeldTable, SequenceSpan
 from kvtide_kernels.cpu.attention import CpuAttention
 from kvtide_kernels.cpu.library import library
+from kvtide_kernels.huge_pages import in_huge_pages
 from kvtide_kernels.key_basis import KeyBasis
 from kvtide_kernels.pool import KVPool, StoredLayer
 from kvtide_kernels.torch_attention import TorchAttention
@@ -62,6 +65,7 @@ class Measured:
     layers: int
     us: float = float("inf")
     read_us: float = float("inf")
+    products_us: float = 0.0  # of the multiplications alone, at their peak; 0 where that was not measured
 
     @property
     def gbps(self) -> float:
@@ -77,6 +81,16 @@ class Measured:
     def share(self) -> float:
         """Of the plain read's bandwidth."""
         return self.read_us / self.us
+
+    @property
+    def binds(self) -> str:
+        """What takes longer, were it alone."""
+        return "products" if self.products_us > self.read_us else "memory"
+
+    @property
+    def roof_share(self) -> float:
+        """Of what binds."""
+        return max(self.products_us, self.read_us) / self.us
 
 
 class Case:
@@ -132,9 +146,13 @@ class Case:
             self._times.append(timed(partial(self._step.run, layer, self._query, self._own, self._own)))
             self._read_times.append(timed(partial(plain_read, parts[(layer + len(parts) // 2) % len(parts)])))
 
-    def finish(self) -> Measured:
+    def finish(self, peak: Peak | None) -> Measured:
         """The row, by the best tenth of its turns: on a machine that others use, most turns are not undisturbed."""
         self.row.us, self.row.read_us = best_tenth(self._times), best_tenth(self._read_times)
+        if peak:
+            products = SHAPES[self.row.shape][0] * self.row.tokens * HEAD_DIM
+            stored = FORMATS[self.row.format]
+            self.row.products_us = sum(products / peak.per_us(side) for side in (stored.key, stored.value))
         return self.row
 
 
@@ -200,6 +218,7 @@ def goals_met(rows: list[Measured]) -> dict[str, float]:
     return {
         "share": worst([row.share for row in rows if row.shape != "MQA" and row.tokens in long]),
         "share, MQA too": worst([row.share for row in rows]),
+        "share of what binds": worst([row.roof_share for row in rows if row.tokens in long]),
         "INT8 to BF16": worst([by[s, "BF16", t].us / by[s, "INT8", t].us for s in SHAPES for t in long]),
         "INT4, K8V4 to INT8": worst(
             [by[s, "INT8", t].us / by[s, name, t].us for s in SHAPES for t in long for name in ("K8V4", "INT4")]
@@ -216,32 +235,41 @@ def main(rounds: int, json_file: Path | None) -> None:
     """Measure, and print a table with the goals beside what was reached."""
     about = machine()
     widest = max(TOKENS) * max(kv_heads for _, kv_heads in SHAPES.values()) * HEAD_DIM * 4
-    memory = torch.empty(max(widest, 2 * RING_BYTES), dtype=torch.uint8).zero_()
+    # As a pool has them.
+    memory = in_huge_pages(torch.empty(max(widest, 2 * RING_BYTES), dtype=torch.uint8)).zero_()
+    peak = Peak(torch.get_num_threads()) if library().instruction_set == "avx512" else None
     rows: list[Measured] = []
     plain: dict[tuple[str, int], float] = {}
     for tokens in TOKENS:
         cases = [Case(memory, shape, name, tokens) for shape in SHAPES for name in FORMATS]
         for _ in range(rounds):
+            if peak:
+                peak.measure()
             for case in cases:
                 case.fill()
                 case.measure()
-        rows += [case.finish() for case in cases]
+        rows += [case.finish(peak) for case in cases]
         plain |= {(shape, tokens): torch_backend_us(shape, tokens, 2) for shape in SHAPES}
-    table = Table("heads", "tokens", "format", "µs a token", "GB/s", "read GB/s", "share", "to BF16", "plain torch µs")
+    table = Table(
+        *("heads", "tokens", "format", "µs a token", "GB/s", "read GB/s", "share", "products' share", "binds"),
+        *("to BF16", "plain torch µs"),
+    )
     for row in rows:
         bf16 = next(r for r in rows if (r.shape, r.tokens, r.format) == (row.shape, row.tokens, "BF16"))
         torch_us = f"{plain[row.shape, row.tokens]:.0f}" if row is bf16 else ""
         table.add_row(
             *(row.shape, str(row.tokens), row.format, f"{row.us:.1f}", f"{row.gbps:.1f}", f"{row.read_gbps:.1f}"),
-            *(f"{row.share:.0%}", f"{bf16.us / row.us:.2f}", torch_us),
+            *(f"{row.share:.0%}", f"{row.products_us / row.us:.0%}", f"{row.binds} {row.roof_share:.0%}"),
+            *(f"{bf16.us / row.us:.2f}", torch_us),
         )
     reached = goals_met(rows)
-    console = Console(width=110)
+    console = Console(width=130)
     console.print(about, table)
     for name, value in reached.items():
         console.print(f"{name}: {value:.2f}" + (f" (goal {GOALS[name]})" if name in GOALS else ""))
     if json_file:
-        record = [asdict(row) | {"gbps": row.gbps, "read_gbps": row.read_gbps, "share": row.share} for row in rows]
+        derived = ("gbps", "read_gbps", "share", "binds", "roof_share")
+        record = [asdict(row) | {name: getattr(row, name) for name in derived} for row in rows]
         torch_rows = [{"shape": s, "tokens": t, "us": us} for (s, t), us in plain.items()]
         json_file.write_text(
             json.dumps(
