@@ -96,8 +96,7 @@ def load_engine(
     attention = formats.attention(pool)
     meter = MemoryMeter(
         usage_reader(device, plan.memory.device_bytes),
-        weights_bytes=model.weights_bytes + bases_bytes(choice.bases),
-        kv_pool_bytes=pool.nbytes,
+        # Those of formats that the pool may become are in nobodys        kv_pool_bytes=pool.nbytes,
     )
     engine = Engine(
         model=model,
