@@ -84,7 +84,7 @@ def is_ready(pod: Resource) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
 
 
-def wait_all_ready(cluster: Cluster, name: str, desired: int, timeout_s: float = 120) -> None:
+def wait_all_ready(cluster: Cluster, name: str, desired: int, timeout_s: float = 240) -> None:
     """Until the resource is Ready with so many workers and nothing is on its way."""
 
     def settled() -> bool:
@@ -97,13 +97,15 @@ def wait_all_ready(cluster: Cluster, name: str, desired: int, timeout_s: float =
 
 
 def ever(cluster: Cluster, name: str, kind: str, reason: str, timeout_s: float) -> dict[str, str]:
-    """The condition once it has this reason."""
-    wait_until(
-        f"{name}: {kind} for {reason} (is {condition(cluster, name, kind)})",
-        lambda: condition(cluster, name, kind).get("reason") == reason,
-        timeout_s=timeout_s, every_s=0.3,
-    )  # fmt: skip
-    return condition(cluster, name, kind)
+    """The condition as it was when it first had this reason."""
+    seen: list[dict[str, str]] = []
+
+    def matches() -> bool:
+        seen.append(condition(cluster, name, kind))
+        return seen[-1].get("reason") == reason
+
+    wait_until(f"{name}: {kind} for {reason}", matches, timeout_s=timeout_s, every_s=0.3)
+    return seen[-1]
 
 
 def restarts(cluster: Cluster, name: str) -> dict[str, int]:

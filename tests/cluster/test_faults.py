@@ -34,7 +34,7 @@ LEASE = ("lease", "kvtide-operator", "-n", SYSTEM)
 def url(operator: Cluster) -> Iterator[str]:
     """Two workers that every test leaves as it found them."""
     apply(operator, example(NAME, PAIR))
-    wait_all_ready(operator, NAME, 2, timeout_s=150)
+    wait_all_ready(operator, NAME, 2, timeout_s=300)
     yield service_url(operator, NAME)
     operator.kubectl("delete", "llmd", NAME, "-n", NAMESPACE, "--ignore-not-found", "--wait")
 
@@ -97,7 +97,7 @@ async def test_a_worker_that_hangs_is_not_called_ready_and_is_restarted(pair: Cl
         stop(victim)
         said = await asyncio.to_thread(ever, pair, NAME, "Ready", "ProbeFailed", 45)
         assert f"{name}: no answer to a request of one token" in said["message"]
-        assert condition(pair, NAME, "Degraded")["status"] == "True"
+        assert "ProbeFailed" in events(pair, NAME)
         assert condition(pair, NAME, "Available")["status"] == "True"  # the other one answers
         await asyncio.to_thread(
             wait_until, "the kubelet to start it again", lambda: restarts(pair, NAME).get(name) == 1, timeout_s=120
@@ -163,6 +163,25 @@ async def test_a_node_is_drained_one_worker_at_a_time(pair: Cluster, url: str) -
     finally:
         pair.kubectl("uncordon", node)
     assert (lost(results), witness.lies) == ([], [])
+
+
+async def test_without_numbers_nothing_is_scaled_down(pair: Cluster, url: str) -> None:
+    """The admin port is shut to the operator, by another token: what workers hold is not known, and not taken for 0."""
+    secret = ("secret", f"{NAME}-admin", "-n", NAMESPACE)
+    token = pair.get(*secret)["data"]["token"]
+    idle = {"mode": "Active", "minReplicas": 1, "maxReplicas": 2, "scaleDownStabilizationSeconds": 0}
+    pair.kubectl("patch", *secret, "-p", json.dumps({"stringData": {"token": "another"}}))
+    try:
+        apply(pair, example(NAME, PAIR | {"autoscaling": idle}))
+        said = await asyncio.to_thread(ever, pair, NAME, "ScalingActive", "MetricsMissing", 40)
+        assert said["status"] == "False"
+        await asyncio.sleep(10)
+        assert condition(pair, NAME, "ScalingActive")["reason"] == "MetricsMissing"
+        assert condition(pair, NAME, "Ready")["status"] == "True"  # they answer all the same
+        assert len(ready_pods(pair, NAME)) == 2
+    finally:
+        apply(pair, example(NAME, PAIR))
+        pair.kubectl("patch", *secret, "-p", json.dumps({"data": {"token": token}}))
 
 
 async def test_an_upgrade_of_the_operator_touches_no_worker(pair: Cluster, url: str, images: dict) -> None:
