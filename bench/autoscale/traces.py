@@ -2,15 +2,15 @@
 
 Lengths are log-normal, by median and mean, which give sigma = sqrt(2 ln(mean / median)), cut to the model's context:
 
-    conversation  prompts 1020 / 1155, answers 129 / 211  (median / mean)   the services that Azure published traces of
-    code          prompts 1500 / 2048, answers 13 / 28                      in 2023: Patel et al., Splitwise, ISCA 2024,
-                                                                            arXiv:2311.18677, section III, and
-                                                                            AzurePublicDataset, LLMInferenceDataset2023
-    chat          prompts 161, answers 338 (means)                          ShareGPT in Kwon et al., PagedAttention,
-                                                                            SOSP 2023, arXiv:2309.06180, figure 11
+    conversation  prompts 1020 / 1155, answers 129 / 211   median / mean
+    code          prompts 1500 / 2048, answers 13 / 28
 
-Arrivals are Poisson with a rate that changes; the heavy-tailed trace has gamma intervals, as Wang et al., BurstGPT,
-arXiv:2401.17644, fits them, here with a coefficient of variation of 2.
+Medians are those of the services that Azure published traces of: Patel et al., Splitwise, ISCA 2024, arXiv:2311.18677,
+section III. Means of conversations are those of that trace (AzureLLMInferenceTrace_conv.csv) as others have summed it
+up, 1154.70 and 211.13; those of code, and all other lengths (chat, long, heavy), are assumed.
+
+Arrivals are Poisson with a rate that changes; the heavy-tailed trace has gamma intervals, which Wang et al., BurstGPT,
+arXiv:2401.17644, model bursts with; its coefficient of variation of 2 is assumed.
 """
 
 from __future__ import annotations
@@ -113,6 +113,6 @@ TRACES = (
           lambda _: 4.0, CHAT, seed=5),
     Trace("long", "prompts of 2,900 tokens, 1.5 a second", 1800, lambda _: 1.5, LONG, seed=6),
     Trace("prefill", "code completion, 4 a second: long prompts, short answers", 1800, lambda _: 4.0, CODE, seed=7),
-    Trace("heavy", "heavy-tailed lengths of the same means, gamma intervals, 3 a second", 1800, lambda _: 3.0, HEAVY,
+    Trace("heavy", "lengths of the same means with heavier tails, gamma intervals, 3 a second", 1800, lambda _: 3.0, HEAVY,
           seed=8, variation=2.0),
 )  # fmt: skip
