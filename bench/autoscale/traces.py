@@ -113,6 +113,6 @@ TRACES = (
           lambda _: 4.0, CHAT, seed=5),
     Trace("long", "prompts of 2,900 tokens, 1.5 a second", 1800, lambda _: 1.5, LONG, seed=6),
     Trace("prefill", "code completion, 4 a second: long prompts, short answers", 1800, lambda _: 4.0, CODE, seed=7),
-    Trace("heavy", "lengths of the same means with heavier tails, gamma intervals, 3 a second", 1800, lambda _: 3.0, HEAVY,
-          seed=8, variation=2.0),
+    Trace("heavy", "lengths of the same means with heavier tails, gamma intervals, 3 a second", 1800, lambda _: 3.0,
+          HEAVY, seed=8, variation=2.0),
 )  # fmt: skip
