@@ -96,7 +96,10 @@ def load_engine(
     attention = formats.attention(pool)
     meter = MemoryMeter(
         usage_reader(device, plan.memory.device_bytes),
-        # Those of formats that the pool may become are in nobodys        kv_pool_bytes=pool.nbytes,
+        # Those of formats that the pool may become are in nobody's plan: they come out of the reserve, and are "other".
+        weights_bytes=model.weights_bytes
+        + bases_bytes({layer: basis for layer, basis in choice.bases.items() if planned.formats[layer].has_key_basis}),
+        kv_pool_bytes=pool.nbytes,
     )
     engine = Engine(
         model=model,
