@@ -46,7 +46,12 @@ def plan_config_map(uid: str, data: Json) -> Json:
     ("spec", "reason", "words"),
     [
         ({"device": {"kind": "GPU", "memory": "24Gi"}}, "DoesNotFit", "but the device has 24.0 GiB"),
-        ({"attention": {"kvHeads": 8}}, "NotSupported", "attention.kvHeads 8"),
+        (
+            {"attention": {"kvHeads": 8, "variants": [{"kvHeads": 8, "uri": "hf://a/b"}]}},
+            "NotSupported",
+            "attention.kvHeads 8 is a variant",
+        ),
+        ({"attention": {"kvHeads": 7}}, "NotSupported", "write one of 1, 2, 4, 5, 8, 10, 20, 40"),
         ({"device": {"memory": "80Gi", "count": 2}}, "NotSupported", "device.count 2"),
         # what Llama 2 was trained for
         ({"workload": {"maxContextTokens": 8192}}, "InvalidSpec", "4096"),
