@@ -21,6 +21,13 @@ def unschedulable(message: str) -> list[Json]:
 
 
 OOM = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+BUSY = {
+    "terminated": {
+        "reason": "Error",
+        "exitCode": 3,
+        "message": "GPUMemoryBusy: the plan needs 30.0 GiB, 2.00 GiB are free\n",
+    }
+}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +67,35 @@ OOM = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
             {"conditions": unschedulable("0/1 nodes are available: 1 Insufficient memory.")},
             Reason.UNSCHEDULABLE,
             "Insufficient memory",
+        ),
+        (
+            {"containerStatuses": [waiting("CrashLoopBackOff", restartCount=3, lastState=BUSY)]},
+            Reason.GPU_MEMORY_BUSY,
+            "the plan needs 30.0 GiB, 2.00 GiB are free (restarted 3 times)",
+        ),
+        (
+            {"containerStatuses": [{"ready": False, "restartCount": 0, "state": BUSY}]},
+            Reason.GPU_MEMORY_BUSY,
+            "2.00 GiB are free (restarted 0 times)",
+        ),
+        (  # started again, and waits again
+            {"containerStatuses": [{"ready": False, "restartCount": 1, "state": {"running": {}}, "lastState": BUSY}]},
+            Reason.GPU_MEMORY_BUSY,
+            "(restarted 1 times)",
+        ),
+        ({"containerStatuses": [{"ready": True, "state": {"running": {}}, "lastState": BUSY}]}, None, ""),
+        (  # a word of the closed list that no worker ends with
+            {
+                "containerStatuses": [
+                    waiting(
+                        "CrashLoopBackOff",
+                        restartCount=1,
+                        lastState={"terminated": {"exitCode": 3, "message": "Fits: nothing is wrong"}},
+                    )
+                ]
+            },
+            Reason.CONTAINER_CRASH_LOOP_BACK_OFF,
+            "Fits: nothing is wrong",
         ),
         ({"containerStatuses": [waiting("ContainerCreating")]}, None, ""),
         ({"containerStatuses": [{"ready": True, "state": {"running": {}}, "lastState": OOM}]}, None, ""),

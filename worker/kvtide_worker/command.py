@@ -86,6 +86,14 @@ class _Quantity(click.ParamType[int]):
     help="Seconds without a sign of life from the engine after which /health fails.",
 )
 @click.option(
+    "--gpu-memory-wait",
+    "gpu_memory_wait_seconds",
+    type=_SECONDS,
+    default=120.0,
+    show_default=True,
+    help="Seconds that what the plan needs of a GPU may be held by others at the start.",
+)
+@click.option(
     "--memory", "memory_bytes", type=_Quantity(), help="To plan with, such as 2Gi. Default: the cgroup's limit."
 )
 @click.option(

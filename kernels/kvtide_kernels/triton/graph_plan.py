@@ -39,13 +39,12 @@ class GraphPlan:
         device = attention.pool.storage.device
         empty = self._arrays([])
         self._flat = to_host(empty, device).to(device)
-        parts = Parts.empty(self._items * attention.query_heads if self.split else 0, attention.pool.head_dim, device)
-        self._step = TritonAttentionStep(attention, plans_in(self._flat, empty), parts)
+        self._tables = plans_in(self._flat, empty)
 
     @property
     def tables(self) -> tuple[TablePlan, ...]:
         """What the kernels read."""
-        return self._step.tables
+        return self._tables
 
     def refill(self, spans: Sequence[SequenceSpan]) -> None:
         """Make these the step's sequences, in one copy to the device that the host does not wait for.
@@ -76,7 +75,12 @@ class GraphPlan:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, rotary: Rotary | None = None
     ) -> torch.Tensor:
         """As `TritonAttentionStep.run`, with a row for each of `sequences`."""
-        return self._step.run(layer, query, key, value, rotary=rotary)
+        attention = self.attention
+        # Here, so that all layers of all graphs that share a pool of memory have the same.
+        parts = Parts.empty(
+            self._items * attention.query_heads if self.split else 0, attention.pool.head_dim, query.device
+        )
+        return TritonAttentionStep(attention, self._tables, parts).run(layer, query, key, value, rotary=rotary)
 
     def _arrays(self, spans: Sequence[SequenceSpan]) -> list[Arrays]:
         """Each table's, as long as they ever are."""

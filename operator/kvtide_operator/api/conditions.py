@@ -53,6 +53,7 @@ class Reason(StrEnum):
     CONTAINER_START_ERROR = "ContainerStartError"
     UNSCHEDULABLE = "Unschedulable"
     INSUFFICIENT_GPU = "InsufficientGPU"
+    GPU_MEMORY_BUSY = "GPUMemoryBusy"
     NAME_TAKEN = "NameTaken"
     APPLY_REFUSED = "ApplyRefused"
     RECONCILE_FAILED = "ReconcileFailed"

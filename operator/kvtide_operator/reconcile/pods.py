@@ -11,6 +11,8 @@ from kvtide_operator.api.conditions import Reason
 IMAGE_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 # What the kubelet says of a container that cannot even be created: a Secret, a ConfigMap or a mount is missing.
 CREATE_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+# Reasons that a worker's last words may begin with, before a colon.
+SAID_REASONS = (Reason.GPU_MEMORY_BUSY,)
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,12 @@ def _container_trouble(name: str, container: Mapping[str, Any]) -> Trouble | Non
     if not container.get("ready") and "OOMKilled" in (now.get("reason"), last.get("reason")):
         times = container.get("restartCount", 0)
         return Trouble(Reason.CONTAINER_OOM_KILLED, f"{name}: killed at its memory limit, restarted {times} times")
+    # From the first time on: a worker that waits for memory once more says nothing else for minutes.
+    for words in () if container.get("ready") else (now.get("message"), last.get("message")):
+        said_reason, _, said = (words or "").strip().partition(": ")
+        if said and said_reason in SAID_REASONS:
+            times = container.get("restartCount", 0)
+            return Trouble(Reason(said_reason), f"{name}: {said} (restarted {times} times)")
     if reason == "CrashLoopBackOff":
         said = (last.get("message") or "").strip()
         code = last.get("exitCode", "unknown")

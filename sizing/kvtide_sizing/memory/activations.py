@@ -47,6 +47,10 @@ CPU_THREADS = 4
 # and which are kept.
 _DRAW_BYTES = _FLOAT32 + _FLOAT32 + _FLOAT32 + _INT64 + _FLOAT32 + 1
 
+# Rows that a GPU draws from side by side. Each has what a sort takes beside its result too: keys and places once more.
+GPU_DRAWN_ROWS = 8
+_GPU_DRAW_BYTES = GPU_DRAWN_ROWS * (_DRAW_BYTES + _FLOAT32 + _INT64)
+
 # Of an element of an embedding that is tied to a head in INT8, as it is looked up: its byte and its sign, and float32.
 _LOOKED_UP_BYTES = 2 + 4 * _FLOAT32
 
@@ -130,7 +134,7 @@ def _peak(
             wide = step.tokens * (shape.hidden_size * _BF16 + 2 * shape.intermediate_size * (_BF16 + _FLOAT32))
             mlp = max(mlp, wide + threads * _product_bytes(step.tokens, shape.hidden_size))
     lasting = _lasting(shape, kind, layout, step)
-    drawing = logits + shape.vocab_size * _DRAW_BYTES
+    drawing = logits + shape.vocab_size * (_GPU_DRAW_BYTES if kind is DeviceKind.GPU else _DRAW_BYTES)
     looked_up = step.tokens * shape.hidden_size * _LOOKED_UP_BYTES if weights is WeightFormat.INT8 else 0
     widest = max(in_layers, mlp, norm, projecting) + _dequantised(shape, kind, step, bf16_units, weights)
     return max(lasting + max(looked_up, widest), drawing) + _SMALL_BYTES

@@ -31,6 +31,8 @@ QUANTISING_CHUNK_BYTES = 28 * MIB
 # Not measured: CUDA's context and the kernels' code (about 0.5 GiB on today's cards), cuBLAS's workspaces and captured
 # graphs. What the allocator loses between its segments is the reserve's.
 GPU_BYTES = 1024 * MIB
+# Of these, what graphs of decode steps may take: a worker that has recorded so much records no more.
+GRAPHS_BYTES = 256 * MIB
 # Not measured either: the buffers that devices exchange sums through.
 GPU_COLLECTIVES_BYTES = 512 * MIB
 

@@ -84,12 +84,24 @@ def test_recent_tokens_have_block_ids_too() -> None:
 def test_a_gpu_turns_queries_for_key_bases_in_float32() -> None:
     """32 heads of queries three times: as numbers, as a product's operand, turned; 8 of keys. What heads would take to
     be normalised, a float32 copy and its square, is less."""
-    narrow = replace(catalog.builtin("llama-3.1-8b"), intermediate_size=4096)
+    narrow = replace(catalog.builtin("llama-3.1-8b"), intermediate_size=4096, vocab_size=32_000)
     plain, turned = (
         step_bytes(narrow, DeviceKind.GPU, layout_of(narrow), context_tokens=4096, batch=1, key_bases=on)
         for on in (False, True)
     )
     assert turned - plain == 512 * 128 * (32 * 3 * 4 + (32 + 8) * 2 - (32 + 8) * 2 * 4)
+
+
+def test_a_gpu_draws_from_eight_rows_at_once() -> None:
+    """Of each entry of a large vocabulary: two rows of logits, and eight times logits, probabilities, sorted ones and
+    their places, sums, which are kept, and once more what is sorted."""
+    smaller, larger = (
+        replace(catalog.builtin("llama-3.1-8b"), vocab_size=vocab_size) for vocab_size in (500_000, 600_000)
+    )
+    sizes = [
+        step_bytes(shape, DeviceKind.GPU, layout_of(shape), context_tokens=512, batch=1) for shape in (smaller, larger)
+    ]
+    assert sizes[1] - sizes[0] == 100_000 * (2 * 2 + 8 * (4 + 4 + 4 + 8 + 4 + 1 + 4 + 8))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     dtype:    of the weights and the arithmetic; "auto" is bfloat16, and the pool is what the plan says. "float32" is an
               instrument for exactness tests: the pool is float32 too, in twice the bytes that a plan for BF16 counted
     threads:  of torch on the CPU; None takes what the cgroup's quota and the affinity mask allow
+    gpu_memory_wait_s: seconds that the memory which the plan needs of a GPU may be held by others while it loads
     reencodable: whether smaller KV formats are checked at load too, which takes seconds: those that pass are what the
               pool may become while it serves
     """
@@ -27,3 +28,4 @@ class EngineConfig(msgspec.Struct, frozen=True):
     dtype: DType = "auto"
     threads: int | None = None
     reencodable: bool = True
+    gpu_memory_wait_s: float = 120.0

@@ -14,6 +14,8 @@ from kvtide_kernels.pool import KVPool
 from kvtide_worker.engine.admission import refusal
 from kvtide_worker.engine.block_manager import BlockManager
 from kvtide_worker.engine.cannot_reencode import CannotReencode
+from kvtide_worker.engine.decode_graphs import DecodeGraphs
+from kvtide_worker.engine.device_sampling import sampler_for
 from kvtide_worker.engine.grammar import GrammarCompiler
 from kvtide_worker.engine.kv_formats import KvFormats, told
 from kvtide_worker.engine.layout import ServedKv
@@ -34,9 +36,10 @@ from kvtide_worker.engine.messages import (
 from kvtide_worker.engine.pool_map import pool_map
 from kvtide_worker.engine.prefix_cache import PrefixCache
 from kvtide_worker.engine.request import Request
-from kvtide_worker.engine.sampling import NoToken, Sampled, Sampler
+from kvtide_worker.engine.sampling import NoToken, Sampled
 from kvtide_worker.engine.scheduler import Scheduler
 from kvtide_worker.engine.shares import Chunk
+from kvtide_worker.engine.upload import on_device
 from kvtide_worker.models.model import Model
 
 # Reading the kernel's counters takes longer than they take to change.
@@ -57,6 +60,7 @@ class Engine:
     reserve_context:  give each request blocks for max_context_tokens at once, as engines without paging do: for
                       comparison only, and without prefix caching
     formats:          what the pool may be re-encoded to; None is nothing
+    graphs:           what steps of decodes alone are replayed by, where they are recorded; None is nothing
     clock:            seconds, for deadlines
     """
 
@@ -72,6 +76,7 @@ class Engine:
         prefix_caching: bool = True,
         reserve_context: bool = False,
         formats: KvFormats | None = None,
+        graphs: DecodeGraphs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
@@ -79,6 +84,7 @@ class Engine:
         self._attention = attention
         self._meter = meter
         self._formats = formats
+        self._graphs = graphs
         self._told = self._tell_format()
         self._device = pool.storage.device
         self._max_context_tokens = max_context_tokens
@@ -92,7 +98,7 @@ class Engine:
             max_batch_limit=max_batch_limit,
             reserved_tokens=max_context_tokens if reserve_context else 0,
         )
-        self._sampler = Sampler(self._device, model.config.eos_token_ids)
+        self._sampler = sampler_for(self._device, model.config.eos_token_ids)
         self._grammars = GrammarCompiler()
         self._requests: dict[str, Request] = {}
         self._refused: list[TokenOutput] = []
@@ -180,6 +186,13 @@ class Engine:
         else:
             self._empty(formats, target)
         self._attention = formats.attention(self._pool)
+        if self._graphs is not None:
+            self._graphs.record(
+                self._attention,
+                layout=target.layout,
+                batch_limit=target.batch_limit,
+                progress=lambda stage: tick(),
+            )
         self._scheduler.set_max_batch_limit(target.batch_limit)
         self._meter.set_batch(target.batch_limit)
         self._memory = None
@@ -367,12 +380,15 @@ class Engine:
             if chunk.new_tokens == request.pending_tokens:
                 logit_rows.append(len(token_ids) - 1)
                 sampled.append(request)
-        logits = self._model.forward(
-            self._tensor(token_ids),
-            self._tensor(positions),
-            self._attention.plan(spans),
-            self._tensor(logit_rows + scored_rows),
-        )
+        rows = logit_rows + scored_rows
+        logits = None if self._graphs is None else self._graphs.logits(token_ids, positions, spans, rows)
+        if logits is None:
+            logits = self._model.forward(
+                on_device(token_ids, self._device),
+                on_device(positions, self._device),
+                self._attention.plan(spans),
+                on_device(rows, self._device),
+            )
         return logits, sampled, scored
 
     def _score(self, logits: torch.Tensor, scored: list[Request]) -> None:
@@ -421,6 +437,3 @@ class Engine:
             self._memory = self._meter.measure()
             self._memory_measured_at = now
         return self._memory
-
-    def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+import contextlib
+from collections.abc import Iterator
+from typing import Any, TypedDict
 
 import torch
+
+from kvtide_worker.engine.busy_memory import DeviceMemory, Holder
 
 
 class GpuUsage(TypedDict):
@@ -20,14 +24,43 @@ def gpu_usage(device: torch.device) -> GpuUsage:
     A GPU is given to one worker, so what other processes take of it is shown as this one's: the driver does not tell
     containers apart. Memory that the driver keeps for itself counts as used.
     """
+    with _nvml(device) as (pynvml, handle):
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return GpuUsage(own=int(memory.total - memory.free), device=int(memory.total))
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """What is free of it, and which processes are on it, this one included. Raises RuntimeError as `gpu_usage`."""
+    with _nvml(device) as (pynvml, handle):
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        holders = tuple(_holders(pynvml, handle))
+    return DeviceMemory(free_bytes=int(memory.free), total_bytes=int(memory.total), holders=holders)
+
+
+def _holders(pynvml: Any, handle: Any) -> Iterator[Holder]:
+    # Some devices and drivers list nobody: nothing but a message hangs on it.
+    with contextlib.suppress(pynvml.NVMLError):
+        for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            yield Holder(one.pid, _name(pynvml, one.pid), one.usedGpuMemory)
+
+
+@contextlib.contextmanager
+def _nvml(device: torch.device) -> Iterator[tuple[Any, Any]]:
+    """The library, and the device in it."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
         # By UUID: CUDA_VISIBLE_DEVICES renumbers torch's devices, and a MIG slice has no index of its own.
         uuid = str(torch.cuda.get_device_properties(device).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        yield pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
     except pynvml.NVMLError as error:
         raise RuntimeError(f"the memory of {device} cannot be read from NVML: {error}") from error
-    return GpuUsage(own=int(memory.total - memory.free), device=int(memory.total))
+
+
+def _name(pynvml: Any, pid: int) -> str | None:
+    try:
+        name = pynvml.nvmlSystemGetProcessName(pid)
+    except pynvml.NVMLError:  # a process of another container, or one that has just ended
+        return None
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)

@@ -14,12 +14,16 @@ from kvtide_kernels.cpu.attention import CpuAttention
 from kvtide_kernels.pool import KVPool
 from kvtide_kernels.torch_attention import TorchAttention
 from kvtide_sizing.errors import InvalidPlan, UnknownDevice, UnsupportedPrecision
+from kvtide_sizing.memory.overhead import GRAPHS_BYTES
 from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_sizing.models.model_uri import ModelUri
 from kvtide_sizing.plan.record import Plan
+from kvtide_worker.engine.busy_memory import wait_for_memory
 from kvtide_worker.engine.cgroup import Cgroup
 from kvtide_worker.engine.config import EngineConfig
+from kvtide_worker.engine.decode_graphs import DecodeGraphs, GraphAttention
 from kvtide_worker.engine.engine import Engine
+from kvtide_worker.engine.gpu_memory import device_memory
 from kvtide_worker.engine.heap import give_back_heap
 from kvtide_worker.engine.key_bases import bases_bytes
 from kvtide_worker.engine.kv_choice import KvChoice, choose_kv
@@ -31,7 +35,7 @@ from kvtide_worker.engine.pooled_heads import load_pooled
 from kvtide_worker.engine.worst_step import WorstStep
 from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.config import ModelConfig
-from kvtide_worker.models.model import load_model
+from kvtide_worker.models.model import Model, load_model
 from kvtide_worker.models.pooled import PooledCheckpoint
 from kvtide_worker.models.source import fetch
 from kvtide_worker.quality.subject import Subject
@@ -47,7 +51,8 @@ def load_engine(
     calibration: what gives the tokens of `calibration_text`; called where formats are fitted to them and checked
 
     Raises SizingError with a message for a person: no such model, one that is not run, a plan for another model, a
-    precision that no kernel here serves, or one that loses too much where nothing better fits.
+    precision that no kernel here serves, or one that loses too much where nothing better fits; GPUMemoryBusy where
+    others hold the device's memory for too long.
     """
     torch.set_num_threads(config.threads or Cgroup().cpus())
     device, dtype, plan = torch.device(config.device), _DTYPES[config.dtype], Plan.from_json(config.plan)
@@ -65,6 +70,8 @@ def load_engine(
     planned = served_kv(path, plan, checkpoint.config, exact=dtype is torch.float32)
     progress("preparing the kernels")
     _check_kernels(plan, planned, checkpoint.config, device)
+    if device.type == "cuda":
+        _wait_for_memory(plan, config, device, progress)
     progress("loading weights")
     load = partial(
         load_model,
@@ -94,6 +101,7 @@ def load_engine(
     )
     formats = KvFormats(choice, query_heads=model.config.query_heads, scale=model.config.attention_scale)
     attention = formats.attention(pool)
+    graphs = _graphs(model, attention, choice, plan, dtype, progress) if device.type == "cuda" else None
     meter = MemoryMeter(
         usage_reader(device, plan.memory.device_bytes),
         # Those of formats that the pool may become are in nobody's plan: they come out of the reserve, and are "other".
@@ -110,6 +118,7 @@ def load_engine(
         max_batch_limit=served.batch_limit,
         prefix_caching=plan.kv.prefix_caching,
         formats=formats,
+        graphs=graphs,
     )
     progress("measuring a full step")
     # What a step takes hangs on how many sequences it runs, and these on how many the pool holds.
@@ -125,6 +134,45 @@ def load_engine(
     progress("generating the first token")
     _warm_up(engine)
     return engine, _report(plan, choice, attention, dtype)
+
+
+def _wait_for_memory(plan: Plan, config: EngineConfig, device: torch.device, progress: Callable[[str], None]) -> None:
+    """Until the model, its pool and its steps have room. Of the overhead some may be taken by this process already."""
+    memory = plan.memory
+    wait_for_memory(
+        memory.weights_bytes + memory.kv_pool_bytes + memory.activations_bytes,
+        partial(device_memory, device),
+        timeout_s=config.gpu_memory_wait_s,
+        progress=progress,
+    )
+
+
+def _graphs(
+    model: Model,
+    attention: PagedAttention,
+    choice: KvChoice,
+    plan: Plan,
+    dtype: torch.dtype,
+    progress: Callable[[str], None],
+) -> DecodeGraphs | None:
+    """Graphs of decode steps over the pool as it begins; None where plain torch attends, which cannot be recorded."""
+    if not isinstance(attention, GraphAttention):
+        return None
+    from kvtide_worker.engine.cuda_recorder import CudaRecorder
+
+    served, device = choice.served, torch.device("cuda")
+    graphs = DecodeGraphs(
+        model,
+        CudaRecorder(device),
+        device,
+        dtype,
+        layout=served.layout,
+        max_context_tokens=plan.max_context_tokens,
+        most_sequences=max(kv.batch_limit for kv in (served, *choice.others.values())),
+        most_bytes=GRAPHS_BYTES,
+    )
+    graphs.record(attention, layout=served.layout, batch_limit=served.batch_limit, progress=progress)
+    return graphs
 
 
 def _report(plan: Plan, choice: KvChoice, attention: PagedAttention, dtype: torch.dtype) -> LoadReport:

@@ -16,7 +16,10 @@ from kvtide_worker.engine.request import Request
 _FIRST_CANDIDATES = 256
 
 # Below this only the likeliest token is ever drawn, and a quotient would leave the range of float32.
-_LOWEST_TEMPERATURE = 1e-5
+LOWEST_TEMPERATURE = 1e-5
+
+NOT_FINITE = "the model gave logits that are not finite"
+NOTHING_LEFT = "what the request asks for leaves no token to choose"
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Sampler:
         self, logits: torch.Tensor, number: int, request: Request, finite: bool, likeliest: int
     ) -> Sampled | NoToken:
         if not finite:
-            return NoToken("the model gave logits that are not finite", ErrorKind.NOT_FINITE)
+            return NoToken(NOT_FINITE, ErrorKind.NOT_FINITE)
         sampling, rules, grammar = request.sampling, self._rules_of(request), request.grammar
         token = likeliest
         if rules is not None or grammar is not None or sampling.temperature > 0:
@@ -76,7 +79,7 @@ class Sampler:
             if rules is not None:
                 rules.apply(row)
             if (rules is not None or grammar is not None) and not row.max().isfinite():
-                return NoToken("what the request asks for leaves no token to choose", ErrorKind.GRAMMAR)
+                return NoToken(NOTHING_LEFT, ErrorKind.GRAMMAR)
             token = self._draw(row, request) if sampling.temperature > 0 else int(row.max(dim=-1).indices)
         if grammar is not None:
             grammar.accept(token)
@@ -92,7 +95,7 @@ class Sampler:
     def _draw(self, logits: torch.Tensor, request: Request) -> int:
         """A token of float32 logits [vocab_size], which are overwritten."""
         sampling = request.sampling
-        scaled = logits.div_(max(sampling.temperature, _LOWEST_TEMPERATURE))
+        scaled = logits.div_(max(sampling.temperature, LOWEST_TEMPERATURE))
         probabilities, token_ids = _candidates(torch.softmax(scaled, dim=-1), sampling)
         # The inverse of the distribution function takes one random number, where torch.multinomial takes one for each
         # token of the vocabulary: twenty times as long.

@@ -9,10 +9,10 @@ import torch
 
 from kvtide_kernels.attention import AttentionStep, HeldTable, PagedAttention, SequenceSpan
 from kvtide_kernels.pool import KVPool
+from kvtide_worker.engine.device_sampling import sampler_for
 from kvtide_worker.engine.messages import SamplingParams
 from kvtide_worker.engine.peak import AllocationPeak
 from kvtide_worker.engine.request import Request
-from kvtide_worker.engine.sampling import Sampler
 from kvtide_worker.models.model import Model
 
 # Every row is drawn from its whole vocabulary: nothing else takes as much of the sampler.
@@ -91,7 +91,7 @@ class WorstStep:
 
     def _run(self, shares: Sequence[_Share]) -> int:
         device = self._pool.storage.device
-        sampler = Sampler(device)
+        sampler = sampler_for(device)
         requests = [Request(str(index), index, [0], _DRAWN) for index in range(len(shares))]
         with AllocationPeak(device) as peak:
             positions = [position for share in shares for position in range(share.past, share.past + share.new)]

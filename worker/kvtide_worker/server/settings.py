@@ -22,6 +22,7 @@ class ServeSettings:
     kv_heads:         into how many the model's are pooled; None takes them as they are
     weights:          how matrices are held; None is BF16
     reencodable:      whether the KV pool may be re-encoded while it serves, which is checked when it starts
+    gpu_memory_wait_seconds: how long what the plan needs of a GPU may be held by others at the start
     threads:          of the engine; None takes what the cgroup and the affinity mask allow
     """
 
@@ -39,6 +40,7 @@ class ServeSettings:
     drain_seconds: float = 120.0
     lame_duck_seconds: float = 5.0
     engine_timeout_seconds: float = 60.0
+    gpu_memory_wait_seconds: float = 120.0
     memory_bytes: int | None = None
     max_context_tokens: int | None = None
     precision: str | None = None

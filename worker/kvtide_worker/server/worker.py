@@ -150,6 +150,7 @@ class _Worker:
             device=settings.device,
             dtype=settings.dtype,
             threads=settings.threads,
+            gpu_memory_wait_s=settings.gpu_memory_wait_seconds,
             reencodable=settings.reencodable,
         )
         engine = self._engine = EngineClient(config, self._stage)
