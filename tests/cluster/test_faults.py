@@ -137,10 +137,12 @@ async def test_a_worker_killed_for_its_memory_is_told_by_name(pair: Cluster, url
         await hogging
         await asyncio.to_thread(wait_all_ready, pair, NAME, 2)
     assert witness.lies == []
-    gone = [result for result in results if result.lost]
-    assert len(gone) <= 4, [result.error for result in gone]
-    assert all(result.ended - killed_at < 60 for result in gone)
-    assert condition(pair, NAME, "Degraded") == {**condition(pair, NAME, "Degraded"), "reason": "AsExpected"}
+    # Its own streams, and what came to its address until the endpoints were without it; nothing after that.
+    gone = [(round(result.started - killed_at), result.error) for result in results if result.lost]
+    assert gone, "the victim served nothing: the test proves nothing"
+    assert all(asked_s < 30 for asked_s, _ in gone), gone
+    assert any(result.started > killed_at for result in whole(results)), "no stream on the other worker went on"
+    assert condition(pair, NAME, "Degraded")["reason"] == "AsExpected"
 
 
 async def test_a_node_is_drained_one_worker_at_a_time(pair: Cluster, url: str) -> None:
