@@ -96,6 +96,17 @@ def test_back_only_after_a_whole_calm_window_and_only_when_idle(stored: Stored, 
     assert (done.pushes, done.lever.asked, done.moved) == ({}, None, True)
 
 
+def test_what_was_asked_for_and_not_written_down_is_found_in_the_workers(stored: Stored, now: float) -> None:
+    # An operator that was stopped between the push and the status: no further step at once, and no half of a fleet.
+    workers = [stored("BF16", "INT8", "INT4"), stored("INT8", "INT4", name="told", running=1)]
+    found = decide_precision(workers, "BF16", PRESSED, Lever(), WINDOW_S, now)
+    assert (found.pushes, found.lever, found.moved) == ({"a": "INT8"}, Lever("INT8", now), False)
+    assert decide_precision(workers, "BF16", CALM, Lever(), WINDOW_S, now).pushes == {}
+    idle = [stored("BF16", "INT8"), stored("INT8", "INT4", name="told")]
+    back = decide_precision(idle, "BF16", CALM, Lever(), WINDOW_S, now)
+    assert (back.pushes, back.lever) == ({"told": "BF16"}, Lever())
+
+
 def test_without_numbers_nothing_moves(now: float) -> None:
     lever = Lever("INT8", now, now)
     assert decide_precision([], "BF16", CALM, lever, WINDOW_S, now + 999).lever == lever
@@ -161,4 +172,15 @@ def test_only_where_the_user_leaves_it_to_the_operator_and_nothing_else_helps(
     crowded: Callable[..., Actions], spec: Json
 ) -> None:
     actions = crowded(spec)
+    assert (actions.precisions, actions.status.kv_precision) == ((), None)
+
+
+def test_what_is_short_of_computing_and_not_of_memory_is_not_pressed(
+    crowded: Callable[..., Actions], make_resource: Callable[..., LLMDeployment]
+) -> None:
+    """A worker of 10,000 tokens that was seen to serve 4,000: 5,200 ask for two, and fit into one's memory."""
+    shown = {"intent": intent_hash(make_resource(**AT_MOST)), "tokens": 4_000, "seenAt": "2026-01-01T00:01:00Z"}
+    actions = crowded(AT_MOST, status={"autoscaling": {"shown": shown}}, queued=5_000)
+    assert actions.status.autoscaling is not None
+    assert actions.status.autoscaling.reason == "AtMaxReplicas"
     assert (actions.precisions, actions.status.kv_precision) == ((), None)

@@ -312,3 +312,32 @@ def test_a_missing_model_stays_missing_while_it_is_looked_at_again(
     assert [pod["metadata"]["name"] for pod in actions.create] == ["chat-inspect"]
     assert condition(actions.status, ConditionType.PLANNED) == ("False", "ModelNotFound")
     assert actions.events == ()
+
+
+@pytest.mark.parametrize(
+    ("failure", "stuck", "reason"),
+    [
+        # It was deleted a moment ago, and its successor is not made yet, however long ago replicas were last changed.
+        (None, 0, "WithinBounds"),
+        ({"status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}, 0, "WithinBounds"),
+        # A quota has forbidden it for longer than 120 s.
+        ({"status": "True", "lastTransitionTime": "2025-12-31T23:58:59Z"}, 1, "ReplicasStuck"),
+        ({"status": "False", "lastTransitionTime": "2025-12-31T23:58:59Z"}, 0, "WithinBounds"),
+    ],
+)
+def test_a_pod_that_is_not_there_is_stuck_only_where_it_is_refused(
+    make_resource: Make, make_pod: MakePod, make_state: MakeState, observe: See,
+    surroundings: Surroundings, now: float, first: list[Json], failure: Json | None, stuck: int, reason: str,
+) -> None:  # fmt: skip
+    for child in first:
+        if child["kind"] == "Deployment":
+            child["spec"]["replicas"] = 2
+            child["status"] = {"conditions": [{"type": "ReplicaFailure", **failure}] if failure else []}
+    status = {"autoscaling": {"lastScaleTime": "2025-12-31T12:00:00Z"}}
+    resource = make_resource(status=status, autoscaling={"maxReplicas": 2})
+    pods = [make_pod(intent=intent_hash(resource))]
+    actions = reconcile(observe(resource, first, pods, {"chat-a": make_state(live=9_000)}), surroundings, now)
+    assert actions.status.autoscaling is not None
+    assert actions.status.autoscaling.reason == reason
+    held = actions.status.autoscaling.decisions or []
+    assert [one.stuck_replicas for one in held] == ([stuck] if stuck else [])

@@ -128,6 +128,24 @@ def test_nobody_goes_while_the_demand_grows(make_state: MakeState) -> None:
     assert decide(fleet_of(make_state, 3, 3, live=50), memory=Memory(window)).replicas == 1
 
 
+def test_nobody_goes_who_would_be_missed_once_the_pools_are_as_planned_again(make_state: MakeState) -> None:
+    # Re-encoded, each of three holds 10,000; as planned it will be 5,000: 11,000 / 3,500 needs 4, 6,000 needs 2.
+    memory = Memory(quiet_since(NOW - 900, 6_000))
+    for live, replicas in ((11_000, 3), (100, 2)):
+        fleet = fleet_of(make_state, 3, 3, live=live)
+        assert decide_replicas(fleet, POLICY, memory, None, NOW, planned_tokens=5_000).replicas == replicas
+    assert decide(fleet_of(make_state, 3, 3, live=100), memory=memory).replicas == 1
+
+
+def test_a_quiet_moment_that_was_just_noted_is_not_noted_again(make_state: MakeState) -> None:
+    fleet = fleet_of(make_state, 2, 2, live=2_000)
+    first = decide(fleet, now=9_990.0).memory  # a step of 30 s begins there
+    assert decide(fleet, memory=first, now=9_992.0).memory == first
+    later = decide(fleet, memory=first, now=10_010.0).memory
+    assert later.window is not None
+    assert later.window.seen == 10_010.0
+
+
 STUCK = Pending("stuck", 200.0, troubled=True)
 NO_PLACE = Pending("stuck", 200.0, troubled=True, unschedulable=True)
 
@@ -161,6 +179,18 @@ def test_a_replica_that_does_not_start_is_not_counted(
     fleet = replace(fleet_of(make_state, 1, current, live), pending=(pending,))
     decision = decide(fleet, memory=Memory(window))
     assert (decision.replicas, decision.reason) == (replicas, reason)
+
+
+def test_at_the_maximum_what_is_stuck_is_named_and_not_the_maximum(make_state: MakeState) -> None:
+    # 27,000 / 8,500 needs all four, of which one finds no node: a higher maximum would help nobody.
+    fleet = replace(fleet_of(make_state, 3, 4, live=27_000), pending=(NO_PLACE,))
+    assert decide(fleet).reason is Reason.REPLICAS_STUCK
+    # Where another node may be sound, it is the maximum that is in the way of one in its place.
+    decision = decide(replace(fleet, pending=(STUCK,)))
+    assert (decision.reason, decision.message.endswith("asks for 5, maxReplicas is 4")) == (
+        Reason.AT_MAX_REPLICAS,
+        True,
+    )
 
 
 def test_replicas_that_never_start_are_not_asked_for_again_and_again(make_state: MakeState) -> None:

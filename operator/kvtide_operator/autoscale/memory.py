@@ -9,13 +9,15 @@ from kvtide_operator.autoscale.capacity import Shown
 STEPS = 10
 # An operator that comes back after less than this goes on with the window; after more it has missed too much.
 UNSEEN_S = 60.0
+# A look this soon after the last one that was noted is not noted: where nothing else is new, nothing is written.
+NOTED_S = 20.0
 
 
 @dataclass(frozen=True)
 class Window:
     """A time in which fewer replicas would have done without a break, and the highest demands in it, in tokens.
 
-    seen:  when it was last looked at
+    seen:  when it was last looked at, to within NOTED_S
     step:  the number of the newest step, counted from 1970 in tenths of the stabilisation window
     peaks: of each step, the oldest first
     """
@@ -46,7 +48,8 @@ def look(window: Window | None, demand: int, window_s: float, now: float) -> Win
     if window is None or now - window.seen > UNSEEN_S or not 0 <= step - window.step <= 1 + UNSEEN_S * a_second:
         return Window(now, now, step, (demand,))
     if step == window.step:
-        return Window(window.began, now, step, (*window.peaks[:-1], max(window.peaks[-1], demand)))
+        seen = window.seen if now - window.seen < NOTED_S else now
+        return Window(window.began, seen, step, (*window.peaks[:-1], max(window.peaks[-1], demand)))
     # Steps in which nobody looked are like the last one before them. As many are kept as the window reaches into.
     unseen = [window.peaks[-1]] * (step - window.step - 1)
     return Window(window.began, now, step, (*window.peaks, *unseen, demand)[-STEPS - 1 :])

@@ -72,9 +72,10 @@ def decide_precision(
     if not workers:
         return PrecisionDecision(lever, "no worker has told what it could store its KV in")
     if pressure.pressed:
-        return _smaller(workers, planned, pressure, lever, now)
+        return _smaller(workers, planned, pressure, lever if lever.asked else _found(workers, planned, now), now)
     if lever.asked is None:
-        return PrecisionDecision(Lever(), "as planned")
+        # Whoever asked for another one was stopped before that was written down, or the lever is not at work since.
+        return PrecisionDecision(Lever(), "as planned", _returning(workers, planned))
     calm_since = (lever.calm_since if lever.calm_since is not None else now) if pressure.calm else None
     kept = Lever(lever.asked, lever.changed_at, calm_since)
     if calm_since is None or now - calm_since < window_s:
@@ -116,12 +117,28 @@ def _held(
 
 def _back(workers: Sequence[tuple[str, WorkerState]], planned: str, lever: Lever, now: float) -> PrecisionDecision:
     """Worker by worker, when it is idle: the larger format's pool has room for less than may be live in this one."""
-    others = [(name, state) for name, state in workers if state.kv.precision not in (None, planned)]
+    others = [name for name, state in workers if _differs(state, planned)]
     if not others:
         return PrecisionDecision(Lever(None, now), f"{planned} again, as planned", moved=True)
-    idle = {name: planned for name, state in others if _idle(state)}
-    names = ", ".join(name for name, _ in others)
-    return PrecisionDecision(lever, f"{lever.asked} until each is idle, then {planned} again: {names}", idle)
+    message = f"{lever.asked} until each is idle, then {planned} again: {', '.join(others)}"
+    return PrecisionDecision(lever, message, _returning(workers, planned))
+
+
+def _returning(workers: Sequence[tuple[str, WorkerState]], planned: str) -> dict[str, str]:
+    return {name: planned for name, state in workers if _differs(state, planned) and _idle(state)}
+
+
+def _found(workers: Sequence[tuple[str, WorkerState]], planned: str, now: float) -> Lever:
+    """The lever as it must have been where it is not remembered: what one worker has, and the others have or may."""
+    found = (state.kv.precision for _, state in workers if _differs(state, planned))
+    for precision in found:
+        if precision and all(precision in (state.kv.precision, *_open(state)) for _, state in workers):
+            return Lever(precision, now)
+    return Lever()
+
+
+def _differs(state: WorkerState, planned: str) -> bool:
+    return state.kv.precision not in (None, planned)
 
 
 def _idle(state: WorkerState) -> bool:

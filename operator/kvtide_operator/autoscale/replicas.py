@@ -54,8 +54,13 @@ def decide_replicas(
     mean_output_tokens: int | None,
     now: float,
     recent_tokens: int = 0,
+    planned_tokens: int | None = None,
 ) -> Decision:
-    """Decides for a fleet; mean_output_tokens, recent_tokens: as `add_up` takes them."""
+    """Decides for a fleet; mean_output_tokens, recent_tokens: as `add_up` takes them.
+
+    planned_tokens: what a replica holds as planned, where it holds more for the time being: nobody goes whom those
+                    that are left would miss then
+    """
     current = fleet.replicas
     kept = Memory(shown=memory.shown)
     bounded = policy.clamp(current)
@@ -79,7 +84,8 @@ def decide_replicas(
     if slow.asks:
         shown = learn_from_latency(peak.highest / policy.up, held_by_memory, shown, now)
     capacity = capacity_tokens(held_by_memory, shown, now)
-    reason, message, replicas, window = _weigh(fleet, load, capacity, slow, policy, memory.window, now)
+    lasting = min(capacity, planned_tokens or capacity)
+    reason, message, replicas, window = _weigh(fleet, load, capacity, lasting, slow, policy, memory.window, now)
     remembered = Memory(window, shown, peak if peak.highest else None)
     return Decision(current, replicas, reason, message, fleet, load, capacity, slow, remembered)
 
@@ -109,6 +115,7 @@ def _weigh(
     fleet: Fleet,
     load: Load,
     capacity: int,
+    lasting: int,
     slow: Slowness,
     policy: ScalingPolicy,
     window: Window | None,
@@ -126,23 +133,24 @@ def _weigh(
         target = policy.clamp(max(current, needed + fleet.replaceable))
         if target > current:
             return reason, f"{why}: {target} replicas", target, None
-        if current == policy.max_replicas and needed >= current:
-            return Reason.AT_MAX_REPLICAS, f"{why}; it asks for {needed}, maxReplicas is {current}", current, None
+        wanted = needed + fleet.replaceable
+        if wanted > current == policy.max_replicas:
+            return Reason.AT_MAX_REPLICAS, f"{why}; it asks for {wanted}, maxReplicas is {current}", current, None
         return Reason.REPLICAS_STUCK, f"{why}; {fleet.stuck} of {current} replicas do not start", current, None
     if slow.above:
         why = f"{numbers} is within bounds, and answers take {slow.worst:.1f} of a latency target: none goes"
         return Reason.WITHIN_BOUNDS, why, current, None
-    if current == policy.min_replicas and load.demand < policy.down * capacity * (current - 1):
+    if current == policy.min_replicas and load.demand < policy.down * lasting * (current - 1):
         return Reason.AT_MIN_REPLICAS, f"{numbers} needs fewer, minReplicas is {current}", current, None
-    if _fewest(load.demand, capacity, fleet, policy) >= current:
+    if _fewest(load.demand, lasting, fleet, policy) >= current:
         return Reason.WITHIN_BOUNDS, f"{numbers} is within bounds", current, None
     window = look(window, load.demand, policy.window_s, now)
-    target = _fewest(window.peak_tokens, capacity, fleet, policy)
+    target = _fewest(window.peak_tokens, lasting, fleet, policy)
     if target >= current or window.rises(load.demand) or not window.covers(policy.window_s, now):
         why = f"{numbers} needs fewer, but not yet without a break for {policy.window_s:.0f} s"
         return Reason.STABILIZING, why, current, window
     why = f"demand of at most {window.peak_tokens} tokens stayed under {policy.down:.0%} of {target} replicas"
-    return Reason.DEMAND_BELOW_TARGET, f"{why} of {capacity} for {policy.window_s:.0f} s", target, window
+    return Reason.DEMAND_BELOW_TARGET, f"{why} of {lasting} for {policy.window_s:.0f} s", target, window
 
 
 def _fewest(demand: int, capacity: int, fleet: Fleet, policy: ScalingPolicy) -> int:

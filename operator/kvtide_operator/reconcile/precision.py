@@ -74,10 +74,12 @@ def _workers(observed: Observed, intent: str) -> list[tuple[str, WorkerState]]:
 def _pressure(observed: Observed, plan: Plan, decision: Decision, workers: int) -> Pressure:
     if decision.held or decision.load is None:
         return Pressure(pressed=False, calm=False, why=decision.message)
-    as_planned = plan.kv.capacity_tokens * workers
-    down = observed.resource.spec.autoscaling.scale_down_utilization
-    calm = decision.reason not in _PRESSED and decision.load.demand <= down * as_planned
-    return Pressure(decision.reason in _PRESSED, calm, decision.message)
+    bounds, demand = observed.resource.spec.autoscaling, decision.load.demand
+    held = sum(one.state.kv.capacity_tokens for one in decision.fleet.workers if one.state is not None)
+    # More room for KV helps nobody who waits for computing.
+    pressed = decision.reason in _PRESSED and demand > bounds.scale_up_utilization * held
+    calm = not pressed and demand <= bounds.scale_down_utilization * plan.kv.capacity_tokens * workers
+    return Pressure(pressed, calm, decision.message)
 
 
 def _lever(status: PrecisionStatus | None) -> Lever:

@@ -53,6 +53,7 @@ def scale(observed: Observed, plan: Plan | None, current: int | None, now: float
     first = policy.clamp(spec.replicas) if active else spec.replicas
     before = current if active and current is not None else first
     previous = observed.resource.status.autoscaling or AutoscalingStatus()
+    lever = observed.resource.status.kv_precision
     decision = decide_replicas(
         _fleet(observed, plan, intent, before, now),
         policy,
@@ -60,6 +61,7 @@ def scale(observed: Observed, plan: Plan | None, current: int | None, now: float
         workload_of(spec).expected_output_tokens,
         now,
         (plan.kv.recent_blocks or 0) * plan.kv.block_size_tokens if plan else 0,
+        plan.kv.capacity_tokens if plan and lever and lever.asked else None,
     )
     if mode is AutoscalingMode.OFF:
         return Scaling(before, decision, _off(decision, before, previous), None)
@@ -112,14 +114,22 @@ def _kept_peak(peak: Peak) -> DemandPeak:
 
 
 def _fleet(observed: Observed, plan: Plan | None, intent: str, replicas: int, now: float) -> Fleet:
-    previous = observed.resource.status.autoscaling
-    scaled = previous.last_scale_time if previous else None
     return Fleet(
         replicas=replicas,
         workers=tuple(_worker(observed, pod, plan if pod.intent == intent else None, now) for pod in observed.ready),
         pending=tuple(_pending(pod, now) for pod in observed.workers if not pod.ready and not pod.terminating),
-        absent_s=max(0.0, now - seconds(scaled)) if scaled else 0.0,
+        absent_s=_absent_s(observed, now),
     )
+
+
+def _absent_s(observed: Observed, now: float) -> float:
+    """For how long the Deployment has been refused pods. One that was deleted a moment ago is only not there yet."""
+    live = observed.child("Deployment", observed.resource.name) or {}
+    for condition in (live.get("status") or {}).get("conditions") or []:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            since = condition.get("lastTransitionTime")
+            return max(0.0, now - seconds(since)) if since else 0.0
+    return 0.0
 
 
 def _worker(observed: Observed, pod: PodView, plan: Plan | None, now: float) -> Worker:
