@@ -195,7 +195,10 @@ class EngineClient:
         return await answer
 
     async def pool_map(self) -> messages.PoolMap:
-        """The pool as it stands after the step that runs now. Raises EngineFailure where that takes too long."""
+        """The pool as it stands after the step that runs now. Raises EngineFailure where that takes too long, or where
+        the engine has ended."""
+        if self.failure is not None:
+            raise EngineFailure(self.failure)
         answer: asyncio.Future[messages.PoolMap] = asyncio.get_running_loop().create_future()
         self._pool_maps.append(answer)
         self._send(messages.DescribePool())

@@ -112,7 +112,7 @@ class _Watched:
         except NotAWorker as error:
             raise Unreachable(f"{self._url}/metrics: {error}") from error
         if self._admin_url is not None:
-            self._pool = json.loads(_get(f"{self._admin_url}/debug/kv", self._token))
+            self._pool = _pool(f"{self._admin_url}/debug/kv", self._token)
         if self._readings:
             self._history.append((reading.usage, rates(self._readings[-1], reading).output_tokens or 0.0))
         self._readings.append(reading)
@@ -124,6 +124,18 @@ class _Watched:
         oldest, newest = self._readings[0], self._readings[-1]
         lately = rates(oldest, newest) if oldest is not newest else Rates()
         return screen(self._url, newest, lately, list(self._history), self._pool, trouble)
+
+
+def _pool(url: str, token: str) -> dict[str, Any]:
+    """The pool's map. Raises Unreachable, also for an answer that is none."""
+    text = _get(url, token)
+    try:
+        pool = json.loads(text)
+    except ValueError:
+        pool = None
+    if not isinstance(pool, dict) or not {"blocks", "sequences"} <= pool.keys():
+        raise Unreachable(f"{url} answered with something else than a map of the pool: is this the admin port?")
+    return pool
 
 
 def _get(url: str, token: str = "") -> str:
