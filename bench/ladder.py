@@ -12,12 +12,11 @@ bytes that a sequence takes, and the output tokens a second, prefill included. N
 
 from __future__ import annotations
 
-import random
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import click
@@ -27,64 +26,23 @@ from rich.progress import track
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.rungs import GOALS, Outcome, Rung, mixed_requests, rungs
 from kvtide_kernels.backends import attention_over
 from kvtide_kernels.pool import KVPool
-from kvtide_sizing.formats import BF16, INT8, LayerFormat, VectorFormat
+from kvtide_sizing.formats import Precision, layer_formats
 from kvtide_sizing.memory.budget import STEP_TOKEN_BUDGET
 from kvtide_sizing.memory.kv import kv_layout
 from kvtide_sizing.models.inspect import inspect_model
 from kvtide_sizing.quantity import format_bytes, parse_quantity
 from kvtide_worker.engine.engine import Engine
 from kvtide_worker.engine.memory import MemoryMeter, Usage
-from kvtide_worker.engine.messages import AddRequest, SamplingParams
+from kvtide_worker.engine.messages import AddRequest
 from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.model import load_model
 
 LAYERS, HEADS, HEAD_DIM, VOCAB, CONTEXT, BLOCK_SIZE = 4, 16, 64, 4096, 1024, 16
-# What the article that this project starts from says of all strategies together.
-GOALS = "goals: 4 times the sequences, 73 % of a sequence's bytes saved, 3.2 times the tokens a second"
 
-
-@dataclass(frozen=True)
-class Rung:
-    """One row: which strategies are in it."""
-
-    name: str
-    kv_heads: int
-    stored: VectorFormat
-    contiguous: bool = False
-
-
-RUNGS = (
-    Rung("contiguous", HEADS, BF16, contiguous=True),
-    Rung("paged", HEADS, BF16),
-    Rung("+ grouped heads, 8 to 1", HEADS // 8, BF16),
-    Rung("+ INT8", HEADS // 8, INT8),
-)
-
-
-@dataclass
-class Outcome:
-    """What a rung did. Samples are of steps at whose end requests still waited."""
-
-    sequences: list[int] = field(default_factory=list)
-    pool_share: list[float] = field(default_factory=list)
-    sequence_bytes: list[float] = field(default_factory=list)
-    output_tokens: int = 0
-    seconds: float = 0.0
-    preemptions: int = 0
-
-
-def requests(count: int) -> list[AddRequest]:
-    """The same mixed lengths for every rung: most are short, some take most of the context."""
-    rng = random.Random(7)
-    made = []
-    for number in range(count):
-        prompt = min(CONTEXT // 2, round(rng.lognormvariate(4.6, 0.8)) + 8)
-        output = min(CONTEXT // 2, round(rng.lognormvariate(4.3, 0.6)) + 8)
-        sampling = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
-        made.append(AddRequest(str(number), [rng.randrange(3, VOCAB) for _ in range(prompt)], sampling))
-    return made
+RUNGS = rungs(HEADS, Precision.INT8)
 
 
 def save_model(folder: Path, kv_heads: int) -> None:
@@ -104,8 +62,9 @@ def save_model(folder: Path, kv_heads: int) -> None:
 
 def engine_for(folder: Path, rung: Rung, budget_bytes: int, most_sequences: int) -> Engine:
     """An engine whose pool takes the budget and no more."""
-    stored = [LayerFormat(rung.stored, rung.stored)] * LAYERS
-    layout = kv_layout(inspect_model(folder), stored, BLOCK_SIZE, STEP_TOKEN_BUDGET)
+    shape = inspect_model(folder)
+    stored = layer_formats(shape, rung.precision)
+    layout = kv_layout(shape, stored, BLOCK_SIZE, STEP_TOKEN_BUDGET)
     model = load_model(open_checkpoint(folder), dtype=torch.bfloat16, device=torch.device("cpu"))
     pool = KVPool.allocate(
         layout,
@@ -130,17 +89,12 @@ def engine_for(folder: Path, rung: Rung, budget_bytes: int, most_sequences: int)
 def climb(engine: Engine, asked: list[AddRequest]) -> Outcome:
     """Run all requests to their ends."""
     outcome = Outcome()
-    pool_bytes = engine.state().memory.kv_pool_bytes
     for request in asked:
         engine.add(request)
     started = time.perf_counter()
     while engine.has_work:
         outcome.output_tokens += sum(len(output.token_ids) for output in engine.step())
-        state = engine.state()
-        if state.waiting and state.queued_prompt_tokens:
-            outcome.sequences.append(state.running)
-            outcome.pool_share.append(state.live_blocks / state.num_blocks)
-            outcome.sequence_bytes.append(outcome.pool_share[-1] * pool_bytes / state.running)
+        outcome.sample(engine.state())
     outcome.seconds = time.perf_counter() - started
     outcome.preemptions = engine.state().preemptions
     return outcome
@@ -184,7 +138,7 @@ def main(budget: str, count: int, most_sequences: int, threads: int) -> None:
         for rung in track(RUNGS, description="rungs", console=console, transient=True):
             folder = Path(scratch) / str(rung.kv_heads)
             engine = engine_for(folder, rung, parse_quantity(budget), most_sequences)
-            outcomes[rung.name] = climb(engine, requests(count))
+            outcomes[rung.name] = climb(engine, list(islice(mixed_requests(CONTEXT, VOCAB), count)))
     titles = ("", "sequences", "times", "pool in use", "bytes a sequence", "saved", "tokens/s", "times", "preempted")
     table = Table(*titles, title=f"{budget} of KV, {count} requests, up to {most_sequences} sequences a step")
     for row in rows(outcomes):
