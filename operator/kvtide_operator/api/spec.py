@@ -167,7 +167,13 @@ class KVCacheSpec(Api):
         default=None, description="Tokens of one KV block. Default: chosen by the plan."
     )
     max_quality_loss_percent: float = Field(
-        default=1.0, ge=0, le=100, description="What Auto may cost in perplexity, in percent."
+        default=1.0,
+        ge=0,
+        le=100,
+        description=(
+            "What Auto, Mixed and pooled heads may cost in perplexity, in percent. A worker checks it when it loads, and"
+            " serves a better precision where more is lost; one that you name may cost what it is known to."
+        ),
     )
     prefix_caching: bool | None = Field(
         default=None,
@@ -254,8 +260,8 @@ class AutoscalingSpec(Api):
     slo: LatencyTargets | None = Field(
         default=None,
         description=(
-            "Latency targets beside memory: while a worker misses one, there is one replica more than memory asks for"
-            " after another, and none goes."
+            "Latency targets beside memory: while the median worker misses one, there is one replica more than memory"
+            " asks for after another, and none goes."
         ),
     )
 

@@ -120,9 +120,9 @@ class ScalingDecision(Api):
     coming_replicas: int | None = Field(default=None, description="Replicas that start and were counted too.")
     stuck_replicas: int | None = Field(default=None, description="Replicas that do not start and were not counted.")
     time_to_first_token_p95_seconds: float | None = Field(
-        default=None, description="Of the worker that is furthest above a latency target."
+        default=None, description="The median of the workers' 95th percentiles, where there are latency targets."
     )
-    time_per_output_token_p95_seconds: float | None = Field(default=None, description="Of the same worker.")
+    time_per_output_token_p95_seconds: float | None = Field(default=None, description="The same between two tokens.")
     applied: bool = Field(description="False in mode Observe, which writes nothing.")
 
 
