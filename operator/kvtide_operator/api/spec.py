@@ -171,8 +171,8 @@ class KVCacheSpec(Api):
         ge=0,
         le=100,
         description=(
-            "What Auto, Mixed and pooled heads may cost in perplexity, in percent. A worker checks it when it loads, and"
-            " serves a better precision where more is lost; one that you name may cost what it is known to."
+            "What Auto, Mixed and pooled heads may cost in perplexity, in percent. A worker checks it when it loads,"
+            " and serves a better precision where more is lost; one that you name may cost what it is known to."
         ),
     )
     prefix_caching: bool | None = Field(
