@@ -52,7 +52,9 @@ def build_and_load(parts: Sequence[str] = PARTS) -> dict[str, str]:
                 _build(part, base)
             with step(f"loading the {part}'s image into the node"):
                 _remember(part, _load(part))
-        # What no name leads to any more: the layers of earlier builds.
+        # What no name leads to any more: the layers of earlier builds. A build that was cut off leaves a container,
+        # which holds on to its layers.
+        buildah("rm", "--all")
         buildah("rmi", "--prune")
         mounts.unmount_below(BUILDAH_ROOT)
         mounts.unmount_below(RUNTIME_FOLDER)
