@@ -86,7 +86,9 @@ class Calls:
         return self.recorded * self.each_bytes
 
 
-def with_graphs(engine: Engine, recorder: Calls, limit: int = 16, max_context: int = 256) -> Recordable:
+def with_graphs(
+    engine: Engine, recorder: Calls, limit: int = 16, max_context: int = 256, dtype: torch.dtype = torch.float32
+) -> Recordable:
     """Graphs for an engine that has none, as a CPU has."""
     attention = Recordable(engine._attention)
     layout = engine._pool.layout
@@ -94,7 +96,7 @@ def with_graphs(engine: Engine, recorder: Calls, limit: int = 16, max_context: i
         engine._model,
         recorder,
         CPU,
-        torch.float32,
+        dtype,
         layout=layout,
         max_context_tokens=max_context,
         most_sequences=limit,
@@ -192,3 +194,26 @@ def test_progress_is_told_before_each_graph(model: Path) -> None:
         "recording decode steps (2 of 3: batches of 2)",
         "recording decode steps (3 of 3: batches of 1)",
     ]
+
+
+def test_a_pool_that_is_reencoded_has_graphs_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny(tmp_path, "llama", head_dim=64, initializer_range=0.15)
+    plain, graphed = (load(tmp_path, dtype="auto", num_blocks=300) for _ in range(2))
+    recorder = Calls()
+    with_graphs(graphed, recorder, dtype=torch.bfloat16)
+    formats: Any = graphed._formats
+    attention_over = formats.attention
+    monkeypatch.setattr(formats, "attention", lambda pool: Recordable(attention_over(pool)))
+    tokens: list[list[tuple[str, list[int]]]] = []
+    for engine in (plain, graphed):
+        for index, prompt in enumerate(PROMPTS):
+            engine.add(AddRequest(str(index), prompt, greedy(12)))
+        outputs = [output for _ in range(6) for output in engine.step()]
+        engine.reencode("INT8")
+        outputs += run(engine)
+        tokens.append([(output.request_id, output.token_ids) for output in outputs])
+    assert tokens[0] == tokens[1]
+    # Buckets of 1, 2, 4, 8 and 16, twice or, where more sequences may run now, up to their new number.
+    assert graphed._graphs is not None
+    assert recorder.recorded == 5 + len(graphed._graphs.buckets)
+    assert recorder.replayed == 11
