@@ -24,7 +24,7 @@ def test_one_screen_has_the_bars_the_requests_and_the_rates(server: Server, tmp_
     assert (drawn.returncode, drawn.stderr) == (0, "")
     state = server.state()
     assert f"{MODEL_NAME} on {server.url}" in drawn.stdout
-    assert f"{state['kv']['capacityTokens']:,} tokens of KV in blocks of 16; layers 0-29: BF16" in drawn.stdout
+    assert f"{state['kv']['capacityTokens']:,} tokens of KV in blocks of 16; layers 0-29: FLOAT32" in drawn.stdout
     assert f"1 of {state['limits']['batchLimit']}" in drawn.stdout
     rate = next(line for line in drawn.stdout.splitlines() if "output tokens/s" in line).split()[-2]
     assert float(rate) > 1
