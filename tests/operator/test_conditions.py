@@ -187,3 +187,11 @@ def test_a_spec_that_cannot_be_read_is_no_plan(now: float) -> None:
     status = unreadable_spec(Status(), 4, ValueError("spec.device is missing"), now)
     assert condition(status, ConditionType.PLANNED) == ("False", "InvalidSpec")
     assert status.observed_generation == 4
+
+
+def test_passes_that_fail_alike_say_so_once(make_resource: Make) -> None:
+    status = failed_pass(make_resource(), RuntimeError("no route"), 0.0)
+    for _ in range(3):
+        again = failed_pass(make_resource(status=status.to_json()), RuntimeError("no route"), 60.0)
+        assert again.to_json() == status.to_json()
+        status = again

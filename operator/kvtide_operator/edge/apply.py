@@ -1,8 +1,8 @@
 """Carries out what a pass wants. One action that is refused stops none of the others."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable
 
 from kvtide_operator.api import names
 from kvtide_operator.api.conditions import Reason
@@ -47,16 +47,20 @@ async def carry_out(kube: Kube, workers: WorkerClient, observed: Observed, actio
     token = token_of(observed.child("Secret", admin_secret_name(observed.resource)))
     if token is None:
         return tuple(troubles)
-    pushes: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-        *((push.pod, partial(workers.push_limit, push.ip, token, push.batch_limit)) for push in actions.limits),
-        *((push.pod, partial(workers.push_precision, push.ip, token, push.precision)) for push in actions.precisions),
+    pushes = [
+        *((push.pod, workers.push_limit(push.ip, token, push.batch_limit)) for push in actions.limits),
+        *((push.pod, workers.push_precision(push.ip, token, push.precision)) for push in actions.precisions),
     ]
-    for pod, pushing in pushes:
+
+    async def push(pod: str, pushing: Awaitable[None]) -> None:
         try:
-            await pushing()
+            await pushing
         except WorkerError as error:
             # A worker keeps what it has until told otherwise; the next pass decides again from that.
             logger.warning("%s/%s: %s", namespace, pod, error)
+
+    # All at once: one that hangs keeps nobody else from being told.
+    await asyncio.gather(*(push(pod, pushing) for pod, pushing in pushes))
     return tuple(troubles)
 
 

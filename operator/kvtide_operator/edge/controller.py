@@ -65,7 +65,9 @@ class Controller:
             await self._tell(document, error)
             raise
         finally:
-            self._metrics.passed(namespace, name, time.monotonic() - began)
+            took = time.monotonic() - began
+            logger.debug("%s/%s: a pass of %.3f s", namespace, name, took)
+            self._metrics.passed(namespace, name, took)
 
     async def _pass(self, document: Json) -> float | None:
         now = time.time()

@@ -60,6 +60,9 @@ class Prober:
         before = self._asked.get(resource, {})
         asked = {pod.name: _current(before.get(pod.name), samples.get(pod.name), known.get(pod.name)) for pod in ready}
         self._asked[resource] = asked
+        for name, gone in before.items():
+            if gone is not asked.get(name) and gone.task is not None:
+                gone.task.cancel()
         for pod in ready:
             worker = asked[pod.name]
             if pod.ip is not None and worker.task is None and _due(worker, samples.get(pod.name)):
@@ -72,8 +75,10 @@ class Prober:
         return {name: worker.answer for name, worker in asked.items() if worker.answer is not None}
 
     def forget(self, resource: _Key) -> None:
-        """Drops what is known of a resource that is gone."""
-        self._asked.pop(resource, None)
+        """Drops what is known of a resource that is gone, and asks its workers no more."""
+        for worker in self._asked.pop(resource, {}).values():
+            if worker.task is not None:
+                worker.task.cancel()
 
     async def close(self) -> None:
         """Ends what is still being asked."""
@@ -83,8 +88,10 @@ class Prober:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask(self, worker: _Asked, ip: str, model: str, key: str | None, within_s: float) -> None:
-        worker.answer = await self._client.ask(ip, model, key, within_s)
-        worker.task = None
+        try:
+            worker.answer = await self._client.ask(ip, model, key, within_s)
+        finally:
+            worker.task = None
 
 
 def _current(before: _Asked | None, sample: Sample | None, known: float | None) -> _Asked:

@@ -1,20 +1,22 @@
 """Quantities as Kubernetes writes them, as numbers: 500m CPUs, 1Gi of memory, 2 devices."""
 
+import re
 from decimal import Decimal
 from typing import Any
 
-# Kubernetes' own suffixes; `m` is a thousandth, as in 500m CPU.
-_UNITS = {
-    "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12),
-    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
+_SUFFIXES = {
+    "n": Decimal(10) ** -9, "u": Decimal(10) ** -6, "m": Decimal(10) ** -3, "": Decimal(1),
+    **{letter: Decimal(1000) ** (power + 1) for power, letter in enumerate("kMGTPE")},
+    **{f"{letter}i": Decimal(1024) ** (power + 1) for power, letter in enumerate("KMGTPE")},
 }  # fmt: skip
+# The grammar in k8s.io/apimachinery/pkg/api/resource/quantity.go: a number with a suffix, or with an exponent.
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([numkMGTPE]|[KMGTPE]i)?|[eE]([+-]?\d{1,3}))")
 
 
 def amount(value: Any) -> Decimal | None:
     """The number in base units: CPUs, bytes, devices. None for what is no quantity."""
-    text = str(value)
-    digits = text.rstrip("KMGTikm")
-    unit = text[len(digits) :]
-    if not digits.replace(".", "", 1).isdigit() or (unit and unit not in _UNITS):
+    found = _QUANTITY.fullmatch(str(value))
+    if found is None:
         return None
-    return Decimal(digits) * _UNITS.get(unit, Decimal(1))
+    number, suffix, exponent = found.groups()
+    return Decimal(number) * (Decimal(10) ** int(exponent) if exponent else _SUFFIXES[suffix or ""])

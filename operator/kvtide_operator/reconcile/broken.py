@@ -11,7 +11,10 @@ from kvtide_operator.reconcile.status import with_troubles
 def failed_pass(resource: LLMDeployment, error: Exception, now: float) -> Status:
     """The last status with Degraded: the rest of it was true when it could last be judged."""
     trouble = Trouble(Reason.RECONCILE_FAILED, f"the last pass failed: {type(error).__name__}: {error}")
-    return with_troubles(resource.status, resource.status, resource.generation, (trouble,), now)
+    # What the pass before failed of is not said again: passes that fail alike write nothing.
+    others = [each for each in resource.status.conditions or [] if each.reason != Reason.RECONCILE_FAILED]
+    last = resource.status.model_copy(update={"conditions": others})
+    return with_troubles(last, resource.status, resource.generation, (trouble,), now)
 
 
 def unreadable_spec(previous: Status, generation: int, error: Exception, now: float) -> Status:

@@ -103,7 +103,8 @@ def with_troubles(
         return status
     conditions = list(status.conditions or [])
     known = next((c for c in conditions if c.type is ConditionType.DEGRADED and c.status == "True"), None)
-    if known is not None:
+    # A reason of a later version, read by this one, has a message all the same; its own pass will say it anew.
+    if known is not None and known.reason in set(Reason):
         troubles = (*troubles, Trouble(Reason(known.reason), known.message))
     judged = stamp([degraded(troubles)], list(previous.conditions or []), generation, now)
     others = [c for c in conditions if c.type is not ConditionType.DEGRADED]
