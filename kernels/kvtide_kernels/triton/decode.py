@@ -3,10 +3,11 @@
 import triton
 import triton.language as tl
 
+from kvtide_kernels.triton.packed import add_packed
 from kvtide_kernels.triton.recent import add_recent
 from kvtide_kernels.triton.rotate import hadamard
-from kvtide_kernels.triton.softmax import logits, normalise, weigh
-from kvtide_kernels.triton.tiles import add_values, block_ids, key_scores, load_query, operand, whole_values
+from kvtide_kernels.triton.softmax import normalise, weigh
+from kvtide_kernels.triton.tiles import load_query, operand, whole_values
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -86,48 +87,40 @@ def decode_kernel(
     for at in tl.range(start // TILE * TILE, packed_end, TILE):
         tokens = at + tl.arange(0, TILE)
         seen = (tokens >= start) & (tokens < packed_end)
-        pairs = at + 2 * tl.arange(0, TILE // 2)
-        blocks = block_ids(table, at, tokens, packed_end, BLOCK, TILE) * KV_HEADS + kv_head
-        pair_blocks = block_ids(table, at, pairs, packed_end, BLOCK, TILE) * KV_HEADS + kv_head
-        row = tokens % BLOCK
-        pair_row = pairs % BLOCK // 2
-        scores = key_scores(
+        top, totals, v0, v1, v2, v3, shift = add_packed(
             q0,
             q1,
             q2,
             q3,
             query_sum,
-            key_arena + blocks * KEY_HEAD_STRIDE,
-            row,
-            key_arena + pair_blocks * KEY_HEAD_STRIDE,
-            pair_row,
+            key_arena,
+            value_arena,
+            table,
+            at,
+            packed_end,
+            kv_head,
             seen,
-            DIM,
-            WIDTH,
-            KEY_BITS,
-            BLOCK,
-            MATH,
-        )
-        x = tl.where(seen[None, :], logits(scores, scale, cap, CAPPED), float("-inf"))
-        weights, top, shrink = weigh(x, top)
-        totals = totals * shrink[:, None] + weights
-        v0, v1, v2, v3, shift = add_values(
-            weights,
-            shrink,
+            seen[None, :],
+            top,
+            totals,
             v0,
             v1,
             v2,
             v3,
             shift,
-            value_arena + blocks * VALUE_HEAD_STRIDE,
-            row,
-            value_arena + pair_blocks * VALUE_HEAD_STRIDE,
-            pair_row,
-            seen,
+            scale,
+            cap,
+            KV_HEADS,
             DIM,
             WIDTH,
-            VALUE_BITS,
+            TILE,
             BLOCK,
+            KEY_BITS,
+            KEY_HEAD_STRIDE,
+            VALUE_BITS,
+            VALUE_HEAD_STRIDE,
+            CAPPED,
+            True,
             MATH,
         )
 

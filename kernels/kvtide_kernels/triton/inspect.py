@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvtide_kernels.triton.specimens import Specimen, specimens
+from kvtide_kernels.triton.specimens import EXTRAS, Specimen, attention_specimens, specimens
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
 
 # Shared memory that one program may have, in bytes: CUDA C++ Programming Guide, compute capabilities, "maximum amount
@@ -143,7 +143,9 @@ def rows(targets: list[str], head_dim: int = 128, group: int = 8, block: int = 1
     """(format, what came out) of every kernel; a kernel that no format changes once."""
     for target in targets:
         for name, stored in FORMATS.items():
-            for specimen in specimens(stored, head_dim, group, block, target):
+            shape = stored, head_dim, group, block, target
+            extra = [one for name in EXTRAS if name for one in attention_specimens(*shape, name)]
+            for specimen in [*specimens(*shape), *extra]:
                 if name == "BF16" or specimen.name != "copy":
                     yield name, compile_for(specimen, target)
 
@@ -153,12 +155,12 @@ def line(name: str, one: Compiled) -> str:
     per_kib = one.instructions * one.specimen.warps / (one.tile_bytes / 1024) if one.tile_bytes else 0
     loop = f"{one.tile_bytes:7d} {one.wide_bytes:7d} {per_kib:10.0f}" if one.tile_bytes else ""
     return (
-        f"{one.target:8}{one.specimen.name:14}{name:6}{one.registers:6d}{one.spills:8d}{one.shared:9d}"
+        f"{one.target:8}{one.specimen.name:22}{name:6}{one.registers:6d}{one.spills:8d}{one.shared:9d}"
         f"{SHARED_LIMITS[one.target]:9d}{one.tensor_core:6d} {loop}"
     )
 
 
-HEADER = "target  kernel        format  regs  spills   shared    limit   mma    tile  wide16  instr/KiB"
+HEADER = "target  kernel                format  regs  spills   shared    limit   mma    tile  wide16  instr/KiB"
 
 
 def main(targets: list[str]) -> None:

@@ -3,10 +3,11 @@
 import triton
 import triton.language as tl
 
+from kvtide_kernels.triton.packed import add_packed
 from kvtide_kernels.triton.recent import add_plain, add_recent
 from kvtide_kernels.triton.rotate import hadamard
-from kvtide_kernels.triton.softmax import logits, normalise, weigh
-from kvtide_kernels.triton.tiles import add_values, block_ids, key_scores, load_query, operand, whole_values
+from kvtide_kernels.triton.softmax import normalise
+from kvtide_kernels.triton.tiles import load_query, operand, whole_values
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
@@ -102,57 +103,47 @@ def prefill_kernel(
     for at in tl.range(start, packed_end, TILE):
         tokens = at + tl.arange(0, TILE)
         seen = tokens < packed_end
+        looks = seen[None, :]
         if WINDOWED:
             # What is behind the window of all rows may be given back, and hold anything.
             seen = seen & (tokens > past + begin - window)
-        pairs = at + 2 * tl.arange(0, TILE // 2)
-        blocks = block_ids(table, at, tokens, packed_end, BLOCK, TILE) * KV_HEADS + kv_head
-        pair_blocks = block_ids(table, at, pairs, packed_end, BLOCK, TILE) * KV_HEADS + kv_head
-        row = tokens % BLOCK
-        pair_row = pairs % BLOCK // 2
-        scores = key_scores(
+            looks = seen[None, :] & (tokens[None, :] > (past + mine - window)[:, None])
+        top, total, v0, v1, v2, v3, shift = add_packed(
             q0,
             q1,
             q2,
             q3,
             query_sum,
-            key_arena + blocks * KEY_HEAD_STRIDE,
-            row,
-            key_arena + pair_blocks * KEY_HEAD_STRIDE,
-            pair_row,
+            key_arena,
+            value_arena,
+            table,
+            at,
+            packed_end,
+            kv_head,
             seen,
-            DIM,
-            WIDTH,
-            KEY_BITS,
-            BLOCK,
-            MATH,
-        )
-        looks = seen[None, :]
-        if WINDOWED:
-            looks = looks & (tokens[None, :] > (past + mine - window)[:, None])
-        x = tl.where(looks, logits(scores, scale, cap, CAPPED), float("-inf"))
-        weights, top, shrink = weigh(x, top)
-        total = total * shrink + tl.sum(weights, 1)
-        v0, v1, v2, v3, shifts = add_values(
-            weights,
-            shrink,
+            looks,
+            top,
+            total,
             v0,
             v1,
             v2,
             v3,
-            tl.zeros([M, TILE], tl.float32),
-            value_arena + blocks * VALUE_HEAD_STRIDE,
-            row,
-            value_arena + pair_blocks * VALUE_HEAD_STRIDE,
-            pair_row,
-            seen,
+            shift,
+            scale,
+            cap,
+            KV_HEADS,
             DIM,
             WIDTH,
-            VALUE_BITS,
+            TILE,
             BLOCK,
+            KEY_BITS,
+            KEY_HEAD_STRIDE,
+            VALUE_BITS,
+            VALUE_HEAD_STRIDE,
+            CAPPED,
+            False,
             MATH,
         )
-        shift = shift * shrink + tl.sum(shifts, 1)
 
     values = whole_values(v0, v1, v2, v3, shift, M, WIDTH, VALUE_BITS)
     if VALUE_RUN > 0:

@@ -62,11 +62,13 @@ def prefill_launch(group: int, stored: LayerFormat, head_dim: int, *, hopper: bo
     """The prefill kernel's size. Its rows do not depend on the formats: items are the same for all layers.
 
     hopper: a device whose tensor cores take operands from shared memory (capability 9.0). Others hold them in
-    registers, and larger tiles than these do not fit there.
+    registers, and larger tiles than these do not fit there. With four bits and heads of 256 only one stage does on a
+    Hopper, and half a tile elsewhere.
     """
-    mixed = {stored.key.bits, stored.value.bits} == {4, 8}
+    bits = {stored.key.bits, stored.value.bits}
+    mixed, few = bits == {4, 8}, 4 in bits
     if padded(head_dim) > 128:
-        launch = Launch(rows=64, tile=16 if mixed and not hopper else 32, warps=8, stages=2)
+        launch = Launch(rows=64, tile=16 if few and not hopper else 32, warps=8, stages=1 if few and hopper else 2)
     elif hopper:
         # What fits with heads of 128 does not with the masks of smaller ones that are computed as 128.
         launch = Launch(rows=128, tile=32 if mixed and head_dim in (80, 96, 112) else 64, warps=8, stages=2)
