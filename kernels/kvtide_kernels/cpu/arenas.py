@@ -6,13 +6,11 @@ import torch
 
 from kvtide_kernels.cpu.library import Side
 from kvtide_kernels.pool import KVPool
+from kvtide_kernels.served import SERVED_BLOCK_SIZES, SERVED_HEAD_DIMS
 from kvtide_sizing.formats import BF16, INT4, INT8, VectorFormat
 
 # As `Format` in src/layout.h.
 _CODES = {BF16: 0, INT8: 1, INT4: 2}
-
-SERVED_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
-SERVED_BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 
 def side_of(arena: torch.Tensor, stored: VectorFormat, head_dim: int) -> Side:

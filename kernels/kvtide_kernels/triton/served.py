@@ -7,11 +7,10 @@ from collections.abc import Iterable
 import torch
 import triton
 
+from kvtide_kernels.served import SERVED_BLOCK_SIZES, SERVED_HEAD_DIMS
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
 
 SERVED_FORMATS = (BF16, INT8, INT4)
-SERVED_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
-SERVED_BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 # The first NVIDIA architecture whose tensor cores multiply bfloat16, and AMD's that the kernels are compiled for.
 _LEAST_CAPABILITY = (8, 0)
