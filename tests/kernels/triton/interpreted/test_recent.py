@@ -27,6 +27,7 @@ def test_layers_beside_layers_without() -> None:
     grow(Twins([KEEPING[0], BESIDE[0], KEEPING[1]]))
 
 
+@SLOW
 def test_slots_that_are_wider_than_their_layers() -> None:
     """Two tables that take turns with two formats; the second one's layers have a window."""
     twins = Twins(KEEPING[:2], windows=(None, 20))
@@ -35,7 +36,8 @@ def test_slots_that_are_wider_than_their_layers() -> None:
         twins.step((one, new))
 
 
-@pytest.mark.parametrize("stored", [KEEPING[0], *(pytest.param(one, marks=SLOW) for one in KEEPING[1:])], ids=name)
+@SLOW
+@pytest.mark.parametrize("stored", KEEPING, ids=name)
 def test_a_split_decode(stored: LayerFormat) -> None:
     """A sequence's last item has 43 tokens, the other's has 3: its recent ones reach into the item before."""
     twins = Twins([stored], block=64, programs=64)
@@ -56,6 +58,7 @@ def test_a_fork_has_no_recent_tokens_of_its_own_yet() -> None:
     twins.step((two, 1))
 
 
+@SLOW
 def test_soft_cap_and_sinks() -> None:
     grow(Twins(KEEPING[:1], soft_cap=4.0, sinks=True))
 
