@@ -22,6 +22,7 @@ from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.messages import (
     AbortRequest,
     AddRequest,
+    AddRequests,
     CalibrationTokens,
     Command,
     Event,
@@ -117,7 +118,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def test_generates(server: Server) -> None:
-    server.send(AddRequest("a", [5, 6, 7], greedy(6)))
+    server.send(AddRequests([AddRequest("a", [5, 6, 7], greedy(6))]))
     outputs = server.outputs("a")
     assert [len(output.token_ids) for output in outputs] == [1] * 6
     assert outputs[-1].finish_reason is FinishReason.LENGTH
@@ -139,7 +140,7 @@ def test_tells_new_limits_at_once(server: Server) -> None:
 
 
 def test_an_abort_ends_the_stream_and_frees_the_blocks(server: Server) -> None:
-    server.send(AddRequest("long", [5, 6, 7], greedy(500)))
+    server.send(AddRequests([AddRequest("long", [5, 6, 7], greedy(500))]))
     server.receive()
     server.send(AbortRequest("long"))
     state = server.idle().state
@@ -151,7 +152,7 @@ def test_an_abort_ends_the_stream_and_frees_the_blocks(server: Server) -> None:
 def test_ctrl_c_is_the_servers_to_answer(server: Server) -> None:
     assert server.process.pid is not None
     os.kill(server.process.pid, signal.SIGINT)
-    server.send(AddRequest("after", [5], greedy(2)))
+    server.send(AddRequests([AddRequest("after", [5], greedy(2))]))
     assert len(server.outputs("after")) == 2
 
 
@@ -161,7 +162,7 @@ def test_shutdown_aborts_what_runs(model: Path, tmp_path: Path) -> None:
     try:
         assert isinstance(server.started()[-1], Ready)
         for name in ("runs", "waits"):
-            server.send(AddRequest(name, [5, 6, 7], greedy(500)))
+            server.send(AddRequests([AddRequest(name, [5, 6, 7], greedy(500))]))
         server.send(Shutdown())
         ended: list[str] = []
         while len(ended) < 2:
@@ -187,7 +188,7 @@ def test_waits_for_the_text_that_bases_are_fitted_to(tmp_path: Path) -> None:
             event = server.receive(START_SECONDS)
         server.send(calibration())
         assert isinstance(server.started()[-1], Ready)
-        server.send(AddRequest("a", [5, 6, 7], greedy(3)))
+        server.send(AddRequests([AddRequest("a", [5, 6, 7], greedy(3))]))
         assert len(server.outputs("a")) == 3
     finally:
         server.close()
@@ -195,7 +196,7 @@ def test_waits_for_the_text_that_bases_are_fitted_to(tmp_path: Path) -> None:
 
 def test_a_text_that_nothing_is_fitted_to_is_ignored(server: Server) -> None:
     server.send(CalibrationTokens([1, 2, 3], [4, 5]))
-    server.send(AddRequest("after-text", [5], greedy(2)))
+    server.send(AddRequests([AddRequest("after-text", [5], greedy(2))]))
     assert len(server.outputs("after-text")) == 2
 
 

@@ -46,7 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     prompt_logprobs: int | None = None
 
 
-class AddRequest(msgspec.Struct, frozen=True, tag=True):
+class AddRequest(msgspec.Struct, frozen=True):
     """A new request; the ids are unique for the life of the engine process.
 
     grammar:        what the answer must match, as llguidance writes it; needs a `SetVocabulary` before it
@@ -64,6 +64,12 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
+
+
+class AddRequests(msgspec.Struct, frozen=True, tag=True):
+    """New requests between which no step lies: one can follow another's prompt however soon the engine begins."""
+
+    requests: list[AddRequest]
 
 
 class SetVocabulary(msgspec.Struct, frozen=True, tag=True):
@@ -118,7 +124,9 @@ class Reencode(msgspec.Struct, frozen=True, tag=True):
     precision: str
 
 
-Command = CalibrationTokens | AddRequest | SetVocabulary | AbortRequest | SetLimits | Reencode | DescribePool | Shutdown
+Command = (
+    CalibrationTokens | AddRequests | SetVocabulary | AbortRequest | SetLimits | Reencode | DescribePool | Shutdown
+)
 
 
 class ErrorKind(enum.StrEnum):

@@ -22,7 +22,7 @@ from kvtide_worker.engine.cannot_reencode import CannotReencode
 from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.messages import (
     AbortRequest,
-    AddRequest,
+    AddRequests,
     CalibrationTokens,
     Command,
     DescribePool,
@@ -173,12 +173,13 @@ class _Heartbeat:
             self._pipes.send(StepOutputs([], self._engine.state()))
 
 
-def _apply(command: CalibrationTokens | AddRequest | SetVocabulary | AbortRequest | SetLimits, engine: Engine) -> None:
+def _apply(command: CalibrationTokens | AddRequests | SetVocabulary | AbortRequest | SetLimits, engine: Engine) -> None:
     match command:
         case CalibrationTokens():
             pass  # the keys of this engine are stored as they come
-        case AddRequest():
-            engine.add(command)
+        case AddRequests(requests):
+            for request in requests:
+                engine.add(request)
         case SetVocabulary():
             engine.set_vocabulary(command)
         case AbortRequest(request_id):

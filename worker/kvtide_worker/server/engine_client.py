@@ -151,10 +151,11 @@ class EngineClient:
         if self.failure is not None:
             raise EngineFailure(self.failure)
         generations: list[Generation] = []
+        requests = []
         for sampling in choices:
             generation = Generation(f"r{next(self._ids)}", 0 if generations else len(prompt_token_ids), self._abort)
             self._open[generation.request_id] = generation
-            command = messages.AddRequest(
+            request = messages.AddRequest(
                 generation.request_id,
                 prompt_token_ids,
                 sampling,
@@ -164,8 +165,9 @@ class EngineClient:
                 cache_salt=cache_salt,
                 timeout_s=timeout_s,
             )
-            self._send(command)
+            requests.append(request)
             generations.append(generation)
+        self._send(messages.AddRequests(requests))
         return generations
 
     def set_vocabulary(self, vocabulary: Callable[[], messages.SetVocabulary]) -> None:
