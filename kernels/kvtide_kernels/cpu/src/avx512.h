@@ -183,7 +183,7 @@ class Tile {
         for (int g = 0; g < TILE / GROUP; ++g) {
             // No float16 is smaller: vectors of zeros have a weight too.
             const __m512 scale = _mm512_max_ps(_mm512_set1_ps(0x1p-24f), _mm512_load_ps(scale_ + 16 * g));
-            const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1), scale);
+            const __m512 inverse = reciprocal(scale);
             _mm512_store_ps(exponent_ + 16 * g, logarithm(scale));
             _mm512_store_ps(inverse_ + 16 * g, inverse);
             if (value_format_ == INT4)
@@ -195,15 +195,18 @@ class Tile {
     void find_largest(int row, int from, int to) {
         float* scores = scores_ + row * TILE;
         if (softcap_ > 0) cap_scores(scores, softcap_);
-        const uint64_t held = (to < 64 ? (uint64_t(1) << to) - 1 : ~uint64_t(0)) & (~uint64_t(0) << (from & 63));
-        const uint64_t mask = from < to ? held : 0;
         __m512 s[TILE / GROUP];
-        each<TILE / GROUP>([&](auto g) INLINE {
-            s[g] = _mm512_load_ps(scores + 16 * g);
-            if (value_format_ != BF16) s[g] = _mm512_add_ps(s[g], _mm512_load_ps(exponent_ + 16 * g));
-            s[g] = _mm512_mask_blend_ps(__mmask16(mask >> (16 * g)), _mm512_set1_ps(HIDDEN), s[g]);
-            _mm512_store_ps(scores + 16 * g, s[g]);
-        });
+        each<TILE / GROUP>([&](auto g) INLINE { s[g] = _mm512_load_ps(scores + 16 * g); });
+        if (from > 0 || to < TILE) {
+            const uint64_t held = (to < 64 ? (uint64_t(1) << to) - 1 : ~uint64_t(0)) & (~uint64_t(0) << (from & 63));
+            const uint64_t mask = from < to ? held : 0;
+            each<TILE / GROUP>([&](auto g) INLINE {
+                s[g] = _mm512_mask_blend_ps(__mmask16(mask >> (16 * g)), _mm512_set1_ps(HIDDEN), s[g]);
+                _mm512_store_ps(scores + 16 * g, s[g]);
+            });
+        }
+        if (value_format_ != BF16)
+            each<TILE / GROUP>([&](auto g) INLINE { s[g] = _mm512_add_ps(s[g], _mm512_load_ps(exponent_ + 16 * g)); });
         here_[row] = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3])));
     }
 
@@ -228,7 +231,11 @@ class Tile {
         const __m512 here = _mm512_set1_ps(here_[row]), decay = _mm512_set1_ps(decay_[row]);
         const __m512 part = _mm512_set1_ps(part_[row]);
         __m512 s[GROUPS];
-        each<GROUPS>([&](auto g) INLINE { s[g] = power(_mm512_sub_ps(_mm512_load_ps(scores + 16 * g), here)); });
+        each<GROUPS>([&](auto g) INLINE {
+            __m512 base = here;
+            if constexpr (FORMAT != BF16) base = _mm512_sub_ps(here, _mm512_load_ps(exponent_ + 16 * g));
+            s[g] = power(_mm512_sub_ps(_mm512_load_ps(scores + 16 * g), base));
+        });
         __m512 sum = _mm512_setzero_ps();
         each<GROUPS>([&](auto g) INLINE {
             if constexpr (FORMAT == BF16) sum = _mm512_add_ps(s[g], sum);

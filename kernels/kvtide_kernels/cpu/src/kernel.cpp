@@ -13,15 +13,15 @@ struct Work {
     std::atomic<int64_t> next{0};
 };
 
-// Every thread takes the next piece that nobody has: cores that others use too get fewer. Pieces of a head come one after
-// another, as parts of a sequence have their queries in common.
+// Every thread takes the next piece that nobody has: cores that others use too get fewer. Heads come one after another,
+// as they lie beside each other in a block.
 void take(Work& work) {
     thread_local const auto scratch = std::make_unique<Scratch>();
     const Step& step = *work.step;
     const int64_t heads = step.layer->kv_heads;
     Attend attend(step, *scratch);
     for (int64_t i; (i = work.next.fetch_add(1, std::memory_order_relaxed)) < step.num_units * heads;)
-        attend.run(step.units[i % step.num_units], int(i / step.num_units));
+        attend.run(step.units[i / heads], int(i % heads));
 }
 
 }  // namespace

@@ -37,13 +37,19 @@ INLINE inline __m512 power(__m512 x) {
     return _mm512_scalef_ps(y, whole);
 }
 
-// log2(x) of a positive x that is no subnormal, within 1e-6: by the series of atanh.
+// 1 / x within an ulp or two, for less than a division takes: by a step of Newton's.
+INLINE inline __m512 reciprocal(__m512 x) {
+    const __m512 y = _mm512_rcp14_ps(x);
+    return _mm512_mul_ps(y, _mm512_fnmadd_ps(x, y, _mm512_set1_ps(2)));
+}
+
+// log2(x) of a positive x that is no subnormal, within 2e-6: by the series of atanh.
 INLINE inline __m512 logarithm(__m512 x) {
     const __m512 exponent = _mm512_getexp_ps(x), one = _mm512_set1_ps(1);
     const __m512 mantissa = _mm512_getmant_ps(x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src);
-    // Of 1 to 2, taken by its middle: the ratio stays within 0.172.
+    // From 1 to 2, taken by its middle: the ratio stays within 0.172.
     const __m512 middle = _mm512_set1_ps(1.41421356237f);
-    const __m512 t = _mm512_div_ps(_mm512_sub_ps(mantissa, middle), _mm512_add_ps(mantissa, middle));
+    const __m512 t = _mm512_mul_ps(_mm512_sub_ps(mantissa, middle), reciprocal(_mm512_add_ps(mantissa, middle)));
     const __m512 square = _mm512_mul_ps(t, t);
     __m512 y = _mm512_fmadd_ps(square, _mm512_set1_ps(1.0f / 7), _mm512_set1_ps(1.0f / 5));
     y = _mm512_fmadd_ps(y, square, _mm512_set1_ps(1.0f / 3));
