@@ -34,6 +34,12 @@ def check(key: VectorFormat, value: VectorFormat, *, head_dim: int = 64, block_s
     check_served(CPU, formats, head_dim=head_dim, query_heads=heads, kv_heads=2, block_size=block_size)
 
 
+@pytest.fixture(scope="module")
+def built() -> Path:
+    """The folder of this processor's libraries, found before anybody hides the compiler."""
+    return build.build(build.cache_folder())[0].parent
+
+
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Neither kernels that were built, nor what builds them."""
@@ -93,9 +99,8 @@ def test_without_a_compiler(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_kernels_that_were_built_need_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kernels_that_were_built_need_no_compiler(built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in an image: a folder of them, and a file system that is not written to."""
-    built = build.build(build.cache_folder())[0].parent
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / built.name).symlink_to(built)
     monkeypatch.setenv("PATH", str(tmp_path))
