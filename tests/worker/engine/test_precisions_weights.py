@@ -73,9 +73,9 @@ def test_the_engine_says_what_the_model_says(subject: Subject) -> None:
     assert subject.expected.argmax(-1).tolist() == subject.answer
 
 
-@pytest.mark.parametrize(("precision", "agreed"), [("INT8", 62), ("INT4", 59)])
+@pytest.mark.parametrize(("precision", "agreed"), [("INT8", 58), ("INT4", 52)])
 def test_few_bits_say_nearly_the_same(subject: Subject, precision: str, agreed: int) -> None:
-    """Measured: 64 and 62 of 64 tokens."""
+    """Measured: 62 to 64 and 56 to 62 of 64 tokens, as near ties fall; the divergence is what is sure."""
     logits = subject.logits(subject.forced(precision))
     assert (logits.argmax(-1) == torch.tensor(subject.answer)).sum() >= agreed
     assert subject.divergence(logits) < MOST_DIVERGENCE[precision]
