@@ -81,7 +81,7 @@ def _units(spans: Sequence[SequenceSpan], table: TableLayout) -> tuple[torch.Ten
         for part, (begin, count, low, high) in enumerate(pieces):
             units.append((index, begin, count, low, high, part, parts, slots))
         if parts > 1:
-            slots += parts if span.new_tokens == 1 else 1
+            slots += parts + 1 if span.new_tokens == 1 else 1
     # Seen by no result: threads take units in turn, and none should be left alone with a long one at the end.
     units.sort(key=lambda unit: (unit[4] - unit[3] + unit[1]) * unit[2], reverse=True)
     fields = array("q", chain.from_iterable(units))

@@ -186,8 +186,8 @@ def _cpu_plan(shape: ModelShape, layout: KvLayout, step: _Step) -> int:
     spans = len(layout.tables) * step.batch
     ids = step.batch * _table_entries(layout, step)
     most = max(pieces.values())
-    # A chunk of several pieces has a part too, though it leaves nothing there.
-    parts = (step.decodes * most if most > 1 else 0) + min(step.batch, step.tokens // (CHUNK_TOKENS + 1))
+    # So have a decode's queries. A chunk of several pieces has a part too, though it leaves nothing there.
+    parts = (step.decodes * (most + 1) if most > 1 else 0) + min(step.batch, step.tokens // (CHUNK_TOKENS + 1))
     part = shape.query_heads * (shape.head_dim + 2) * _FLOAT32 + shape.kv_heads * _INT32
     return ids * _INT32 + (spans * _SPAN_FIELDS + units * _UNIT_FIELDS) * _INT64 + parts * part
 

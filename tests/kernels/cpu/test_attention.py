@@ -128,7 +128,8 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(name: str) -> None:
 
 
 def test_threads_change_nothing() -> None:
-    cache = Cache(FORMATS["INT8-INT8"], num_blocks=200)
+    """Nor which part of a sequence comes first, whose queries in the basis the others take."""
+    cache = Cache(FORMATS["INT8-INT8"], num_blocks=200, bases=True)
     held = cache.sequence()
     cache.step([(held, 2000)])
     step = cache.attention.plan([cache.span(held, 1)])

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "basis.h"
+#include "parts.h"
 #include "places.h"
 #include "softmax.h"
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
@@ -35,7 +36,7 @@ class Scratch {
 
 class Attend {
   public:
-    Attend(const Step& step, Scratch& scratch) : step_(step), layer_(*step.layer), s_(scratch) {}
+    Attend(const Step& step, Scratch& scratch) : step_(step), layer_(*step.layer), parts_(step), s_(scratch) {}
 
     void run(const Unit& unit, int head) {
         const Span& span = step_.spans[unit.span];
@@ -45,8 +46,8 @@ class Attend {
         for (int first = 0; first < layer_.group; first += heads)
             attend(unit, span, head, first, std::min(heads, layer_.group - first));
         if (span.decodes()) {
-            if (unit.parts > 1 && arrive(unit, head)) join(unit, span, head);
-        } else if (layer_.recent && arrive(unit, head)) {
+            if (unit.parts > 1 && parts_.arrive(unit, head)) join(unit, span, head);
+        } else if (layer_.recent && parts_.arrive(unit, head)) {
             // What the chunk's own queries read of its past has these places: nobody writes before all have read.
             const int64_t count = std::min<int64_t>(layer_.recent, span.fresh);
             write_recent(span, span.fresh - count, count, head);
@@ -113,7 +114,7 @@ class Attend {
         for (int row = 0; row < rows; ++row) {
             const int query_head = first_head + row % heads;
             if (span.decodes() && unit.parts > 1)
-                keep(unit, query_head, s_.result + row * width, s_.seen[row]);
+                parts_.keep(unit, query_head, s_.result + row * width, s_.seen[row]);
             else
                 finish(span.row + unit.begin + row / heads, query_head, s_.result + row * width, s_.seen[row]);
         }
@@ -126,6 +127,11 @@ class Attend {
         const auto wanted = std::tuple(unit.span, unit.begin, first_head);
         if (loaded_ == wanted) return;
         loaded_ = wanted;
+        const bool shared = layer_.basis.of_query && span.decodes() && unit.parts > 1 && rows == layer_.group;
+        if (shared && parts_.take_queries(unit, head, first_head, rows, s_.based)) {
+            based_ = s_.based;
+            return;
+        }
         for (int row = 0; row < rows; ++row) {
             const int64_t token = span.row + unit.begin + row / heads;
             const uint16_t* from = step_.query + (token * query_heads() + first_head + row % heads) * dim;
@@ -142,6 +148,7 @@ class Attend {
             for (int i = 0; i < dim; ++i) sum += s_.query[row * dim + i] * centre[i];
             s_.shift[row] = sum * layer_.scale * LOG2E;
         }
+        if (shared) parts_.give_queries(unit, head, first_head, rows, s_.based);
     }
 
     // The first token that the one at `position` sees.
@@ -257,40 +264,10 @@ class Attend {
             s_.tile.end(row, s_.sums + row * columns, s_.result + row * dim, s_.seen[row]);
     }
 
-    float* kept(int64_t slot, int query_head) const {
-        return step_.partial + (slot * query_heads() + query_head) * (layer_.value.dim + 2);
-    }
-
-    void keep(const Unit& unit, int query_head, const float* sums, const Seen& seen) const {
-        float* to = kept(unit.first_slot + unit.part, query_head);
-        std::copy(sums, sums + layer_.value.dim, to);
-        to[layer_.value.dim] = seen.largest;
-        to[layer_.value.dim + 1] = seen.sum;
-    }
-
-    // Whether this is the last of the sequence's parts to be done with a head: it does what comes after all of them.
-    bool arrive(const Unit& unit, int head) const {
-        if (unit.parts == 1) return true;
-        auto* arrived = step_.arrived + unit.first_slot * layer_.kv_heads + head;
-        if (__atomic_add_fetch(arrived, 1, __ATOMIC_ACQ_REL) != unit.parts) return false;
-        *arrived = 0;
-        return true;
-    }
-
-    // Puts a decode's parts together, in their order, whichever came last.
     void join(const Unit& unit, const Span& span, int head) {
-        const int width = layer_.value.dim;
+        parts_.forget_queries(unit, head);
         for (int query_head = head * layer_.group; query_head < (head + 1) * layer_.group; ++query_head) {
-            Seen all;
-            for (int64_t part = 0; part < unit.parts; ++part)
-                all.largest = std::max(all.largest, kept(unit.first_slot + part, query_head)[width]);
-            std::fill(s_.result, s_.result + width, 0.0f);
-            for (int64_t part = 0; part < unit.parts; ++part) {
-                const float* from = kept(unit.first_slot + part, query_head);
-                const float decay = power_of_two(from[width] - all.largest);
-                all.sum += decay * from[width + 1];
-                for (int i = 0; i < width; ++i) s_.result[i] += decay * from[i];
-            }
+            const Seen all = parts_.join(unit, query_head, s_.result);
             finish(span.row + unit.begin, query_head, s_.result, all);
         }
     }
@@ -306,6 +283,7 @@ class Attend {
 
     const Step& step_;
     const Layer& layer_;
+    const Parts parts_;
     Scratch& s_;
     const float* based_ = nullptr;  // the rows' queries in the key basis
     std::tuple<int64_t, int64_t, int> loaded_ = NOTHING;  // whose they are: span, first token, first head

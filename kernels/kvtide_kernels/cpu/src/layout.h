@@ -50,7 +50,7 @@ struct Span {
 
 // A piece of work, for each KV head: `count` new tokens from `begin` on attend to the cached tokens [low, high).
 // A sequence comes in `parts` that wait for each other: a decode's have a slot each in the partial results from
-// first_slot on, a chunk's one together.
+// first_slot on, and one behind them for the queries that they have in common; a chunk's have one together.
 struct Unit {
     int64_t span, begin, count, low, high, part, parts, first_slot;
 };
@@ -63,7 +63,7 @@ struct Step {
     const uint16_t *query, *key, *value;  // bfloat16 [tokens][heads][dim]
     uint16_t* out;
     float* partial;    // [slots][query_heads][dim + 2]: weighted values, largest score, sum of weights
-    int32_t* arrived;  // [slots][kv_heads]: parts that are done; zero between runs
+    int32_t* arrived;  // [slots][kv_heads]: parts that are done, or of queries whether they are there; zero between runs
 };
 
 constexpr int TILE = 64;       // tokens that scores are made of at a time
