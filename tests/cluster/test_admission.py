@@ -68,7 +68,7 @@ def test_what_cannot_fit_is_denied_with_the_numbers(webhook: Cluster) -> None:
     # 13,015,864,320 parameters of two bytes
     assert "weights 24.2 GiB" in said
     assert "the device has 24.0 GiB, " in said
-    assert "less; it fits with device.memory" in said
+    assert "less; it fits with model.weightPrecision INT8, or with device.memory 30Gi" in said
 
 
 def test_what_fits_says_what_it_will_hold(webhook: Cluster) -> None:

@@ -83,6 +83,14 @@ def test_a_missing_one_is_said_before_anything_starts(
         assert reconcile(seen, surroundings, now).apply == ()
 
 
+def test_what_cannot_fit_is_said_first(
+    make_resource: Make, observe: See, surroundings: Surroundings, now: float
+) -> None:
+    resource = make_resource(model=MODEL, device={"memory": "300Mi"})
+    (reference,) = references_of(resource.spec)
+    assert planned(observe(resource, references={reference: None}), surroundings, now)[:2] == ("False", "DoesNotFit")
+
+
 def test_an_optional_one_may_be_missing(
     make_resource: Make, observe: See, surroundings: Surroundings, now: float
 ) -> None:

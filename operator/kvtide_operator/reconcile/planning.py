@@ -90,14 +90,18 @@ def plan_workers(observed: Observed, surroundings: Surroundings, now: float) -> 
     if base.intent in base.record.planned:
         return replace(_with(base, base.record.planned[base.intent]), delete_pods=_leftover(observed))
     try:
-        check(observed.references)
         looked, shape = _look(base, observed, surroundings, now)
+        if shape is None:
+            check(observed.references)  # the pod that looks mounts them too
+            return looked
     except SizingError as error:
         return _wrong(base, error)
-    if shape is None:
-        return looked
     try:
-        return _fresh(looked, observed, surroundings, shape)
+        # What cannot fit is said first: no Secret that is made would change it.
+        fresh = _fresh(looked, observed, surroundings, shape)
+        if fresh.planned is not None:
+            check(observed.references)
+        return fresh
     except SizingError as error:
         return _wrong(looked, error)
 
