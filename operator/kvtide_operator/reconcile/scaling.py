@@ -14,6 +14,7 @@ from kvtide_operator.autoscale.replicas import Decision, decide_replicas
 from kvtide_operator.plan.planner import workload_of
 from kvtide_operator.reconcile.observed import Observed, Sample
 from kvtide_operator.reconcile.pods import PodView, seconds, timestamp
+from kvtide_operator.reconcile.workers import replica_failure
 
 DECISIONS_KEPT = 10
 # Held decisions that are worth a record when they begin; the others are the normal course of things.
@@ -124,12 +125,9 @@ def _fleet(observed: Observed, plan: Plan | None, intent: str, replicas: int, no
 
 def _absent_s(observed: Observed, now: float) -> float:
     """For how long the Deployment has been refused pods. One that was deleted a moment ago is only not there yet."""
-    live = observed.child("Deployment", observed.resource.name) or {}
-    for condition in (live.get("status") or {}).get("conditions") or []:
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            since = condition.get("lastTransitionTime")
-            return max(0.0, now - seconds(since)) if since else 0.0
-    return 0.0
+    failure = replica_failure(observed.child("Deployment", observed.resource.name))
+    since = failure.get("lastTransitionTime") if failure is not None else None
+    return max(0.0, now - seconds(since)) if since else 0.0
 
 
 def _worker(observed: Observed, pod: PodView, plan: Plan | None, now: float) -> Worker:

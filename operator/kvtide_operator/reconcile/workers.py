@@ -58,8 +58,11 @@ def _silent(ready: list[PodView], answers: Mapping[str, Answer]) -> Iterator[Tro
 
 def deployment_trouble(deployment: Mapping[str, Any] | None) -> str | None:
     """Why the Deployment cannot even create pods, such as a quota; None where it can."""
+    failure = replica_failure(deployment)
+    return str(failure.get("message") or failure.get("reason")) if failure is not None else None
+
+
+def replica_failure(deployment: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The Deployment's own condition that says that it is refused pods; None where it is not."""
     conditions = ((deployment or {}).get("status") or {}).get("conditions") or []
-    for condition in conditions:
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            return str(condition.get("message") or condition.get("reason"))
-    return None
+    return next((one for one in conditions if one["type"] == "ReplicaFailure" and one["status"] == "True"), None)
