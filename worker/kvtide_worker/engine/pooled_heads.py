@@ -12,17 +12,17 @@ import torch
 from kvtide_kernels.attention import AttentionStep
 from kvtide_sizing.errors import UnsupportedPolicy
 from kvtide_sizing.formats import FLOAT32, LayerFormat, Precision
-from kvtide_sizing.memory.pooling import CHECKED_ROWS, CHECKED_WINDOWS, WINDOW_TOKENS
 from kvtide_worker.engine.heap import give_back_heap
 from kvtide_worker.engine.kv_quality import limit_nats
 from kvtide_worker.engine.messages import CalibrationTokens
+from kvtide_worker.engine.quality_check import checked_windows, window_tokens
 from kvtide_worker.models.checkpoint import Checkpoint
 from kvtide_worker.models.model import Model
 from kvtide_worker.models.pooled import PooledCheckpoint
 from kvtide_worker.quality.scoring import ExactStep
 from kvtide_worker.quality.simulated import SimulatedStep
 from kvtide_worker.quality.statistics import TokenScores, difference
-from kvtide_worker.quality.windows import Window, spread
+from kvtide_worker.quality.windows import Window
 
 _EXACT = LayerFormat(FLOAT32, FLOAT32)
 
@@ -41,9 +41,7 @@ def load_pooled(
     One is loaded after the other: of the first its logits alone are kept. Raises UnsupportedPolicy, with the numbers,
     where the predictions' mean KL divergence is beyond what max_loss_percent of perplexity allows (`limit_nats`).
     """
-    size = min(WINDOW_TOKENS, native.config.max_position_embeddings, len(text.start) + len(text.checked))
-    scored = min(CHECKED_ROWS, size // 3)
-    windows = spread(text.checked, text.start, count=CHECKED_WINDOWS, size=size, scored=scored)
+    windows = checked_windows(text, window_tokens(text, native.config))
     of_all_heads = _logits(load(native), windows, device)
     give_back_heap()
     model = load(pooled)

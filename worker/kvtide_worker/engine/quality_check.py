@@ -6,14 +6,26 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from kvtide_sizing.formats import LayerFormat, Precision, stored_bytes_per_token
+from kvtide_sizing.memory.pooling import CHECKED_ROWS, CHECKED_WINDOWS, WINDOW_TOKENS
 from kvtide_worker.engine.messages import CalibrationTokens
+from kvtide_worker.models.config import ModelConfig
 from kvtide_worker.quality.compare import read_text
 from kvtide_worker.quality.subject import Subject
-from kvtide_worker.quality.windows import spread
+from kvtide_worker.quality.windows import Window, spread
 
-# Windows that are read together, the last tokens of each one at a time, as answers are: 120 predictions. Far enough
-# into a text for most of it to be packed, the last 32 tokens left out. All prefills are one step's tokens.
-_WINDOWS, _WINDOW_TOKENS, _SCORED = 5, 121, 24
+
+def window_tokens(text: CalibrationTokens, config: ModelConfig) -> int:
+    """Tokens of a window that a check at load reads: fewer where the model or the text has fewer."""
+    return min(WINDOW_TOKENS, config.max_position_embeddings, len(text.start) + len(text.checked))
+
+
+def checked_windows(text: CalibrationTokens, size: int, count: int = CHECKED_WINDOWS) -> list[Window]:
+    """What a check at load reads: windows of `size` tokens all over the text.
+
+    The last tokens of each are read one at a time, as answers are: 120 predictions of five windows. Far enough into a
+    text for most of it to be packed, the last 32 tokens left out. All prefills are one step's tokens.
+    """
+    return spread(text.checked, text.start, count=count, size=size, scored=min(CHECKED_ROWS, size // 3))
 
 
 def divergences(
@@ -30,13 +42,12 @@ def divergences(
     """
     if not formats:
         return {}
-    size = min(_WINDOW_TOKENS, subject.model.config.max_position_embeddings, len(text.start) + len(text.checked))
+    size = window_tokens(text, subject.model.config)
     a_token = sum(
         stored_bytes_per_token(subject.shape, layers) for layers in (subject.formats(Precision.BF16), *formats.values())
     )
     # A window takes less than three blocks' tokens with what its recent ones take.
-    count = max(1, min(_WINDOWS, memory_bytes // (a_token * (size + 3 * subject.block_size))))
-    windows = spread(text.checked, text.start, count=count, size=size, scored=min(_SCORED, size // 3))
+    count = max(1, min(CHECKED_WINDOWS, memory_bytes // (a_token * (size + 3 * subject.block_size))))
     named = {precision.value: layers for precision, layers in formats.items()}
-    scores = read_text(subject, named, windows, lambda: None)
+    scores = read_text(subject, named, checked_windows(text, size, count), lambda: None)
     return {precision: fmean(scores[precision.value].divergences) for precision in formats}
