@@ -9,13 +9,13 @@ import pytest
 import torch
 from llguidance import LLMatcher
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from kvtide_worker.engine.device_sampling import DeviceSampler, sampler_for
 from kvtide_worker.engine.grammar import GrammarCompiler
 from kvtide_worker.engine.messages import ErrorKind, SetVocabulary
 from kvtide_worker.engine.request import Request
 from kvtide_worker.engine.sampling import NoToken, Sampled, Sampler
+from tests.worker.engine.distribution import assert_drawn_from, transformers_probabilities
 from tests.worker.engine.test_sampling import CPU, draws, request
 
 KINDS: list[dict[str, Any]] = [
@@ -66,25 +66,14 @@ def test_draws_from_the_distribution_that_transformers_computes(
     temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     logits = logits_of(1)
-    expected = TemperatureLogitsWarper(temperature)(torch.tensor([[0]]), logits.clone())
-    if min_p:
-        expected = MinPLogitsWarper(min_p)(torch.tensor([[0]]), expected)
-    if top_k:
-        expected = TopKLogitsWarper(top_k)(torch.tensor([[0]]), expected)
-    if top_p < 1:
-        expected = TopPLogitsWarper(top_p)(torch.tensor([[0]]), expected)
-    probabilities = expected.softmax(-1)[0]
+    probabilities = transformers_probabilities(logits[0], temperature, top_k, top_p, min_p)
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     requests = [request(str(seed), seed=seed, **options) for seed in range(400)]
     sampler, times = DeviceSampler(CPU), 4000
     rows = logits.expand(400, -1)
     seen = Counter(token for _ in range(10) for token in draws(sampler, rows, requests) if token is not None)
     assert seen.total() == times
-    assert all(probabilities[token] > 0 for token in seen)
-    for token, probability in enumerate(probabilities.tolist()):
-        # Five standard deviations of a binomial draw, and one draw of slack for the rare tokens.
-        slack = 5 * (times * probability * (1 - probability)) ** 0.5 + 1
-        assert abs(seen[token] - times * probability) <= slack
+    assert_drawn_from(probabilities, seen)
 
 
 class Reads(TorchDispatchMode):

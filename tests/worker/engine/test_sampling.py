@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from kvtide_worker.engine.messages import ErrorKind, SamplingParams
 from kvtide_worker.engine.request import Request
 from kvtide_worker.engine.sampling import NoToken, Sampled, Sampler
+from tests.worker.engine.distribution import assert_drawn_from, transformers_probabilities
 
 CPU = torch.device("cpu")
 
@@ -60,23 +55,10 @@ def test_draws_from_the_distribution_that_transformers_computes(
     temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     logits = torch.randn(1000, generator=torch.Generator().manual_seed(1)) * 3
-    expected = TemperatureLogitsWarper(temperature)(torch.tensor([[0]]), logits[None].clone())
-    if min_p:
-        expected = MinPLogitsWarper(min_p)(torch.tensor([[0]]), expected)
-    if top_k:
-        expected = TopKLogitsWarper(top_k)(torch.tensor([[0]]), expected)
-    if top_p < 1:
-        expected = TopPLogitsWarper(top_p)(torch.tensor([[0]]), expected)
-    probabilities = expected.softmax(-1)[0]
+    probabilities = transformers_probabilities(logits, temperature, top_k, top_p, min_p)
 
     sampler, who = Sampler(CPU), request(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=7)
-    times = 4000
-    seen = Counter(draw(sampler, logits, who) for _ in range(times))
-    assert all(probabilities[token] > 0 for token in seen)
-    for token, probability in enumerate(probabilities.tolist()):
-        # Five standard deviations of a binomial draw, and one draw of slack for the rare tokens.
-        slack = 5 * (times * probability * (1 - probability)) ** 0.5 + 1
-        assert abs(seen[token] - times * probability) <= slack
+    assert_drawn_from(probabilities, Counter(draw(sampler, logits, who) for _ in range(4000)))
 
 
 def test_a_wide_nucleus_is_not_cut() -> None:

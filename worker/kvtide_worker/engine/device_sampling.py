@@ -15,7 +15,6 @@ from typing import TypeVar
 import torch
 
 from kvtide_sizing.memory.activations import GPU_DRAWN_ROWS
-from kvtide_worker.engine.logit_rules import LogitRules, rules_of
 from kvtide_worker.engine.logprobs import token_logprobs
 from kvtide_worker.engine.messages import ErrorKind
 from kvtide_worker.engine.request import Request
@@ -27,6 +26,7 @@ from kvtide_worker.engine.sampling import (
     Sampled,
     Sampler,
 )
+from kvtide_worker.engine.sampling_state import SamplingState
 from kvtide_worker.engine.upload import on_device
 
 _Number = TypeVar("_Number", int, float)
@@ -48,9 +48,7 @@ class DeviceSampler:
 
     def __init__(self, device: torch.device, eos_token_ids: Iterable[int] = ()) -> None:
         self._device = device
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._generators: dict[str, torch.Generator] = {}
-        self._rules: dict[str, LogitRules | None] = {}
+        self._kept = SamplingState(device, torch.device("cpu"), eos_token_ids)
 
     def sample(self, logits: torch.Tensor, requests: list[Request]) -> list[Sampled | NoToken]:
         """As `Sampler.sample`: one token per row of logits [requests, vocab_size], which stay as they are."""
@@ -79,8 +77,7 @@ class DeviceSampler:
 
     def forget(self, request_id: str) -> None:
         """As `Sampler.forget`."""
-        self._generators.pop(request_id, None)
-        self._rules.pop(request_id, None)
+        self._kept.forget(request_id)
 
     def _blocks(self, requests: Sequence[Request]) -> Iterator[list[int]]:
         """Numbers of requests that are computed together: those that take their highest logit once rules or a grammar
@@ -93,7 +90,7 @@ class DeviceSampler:
         kinds: dict[tuple[bool, bool], list[int]] = {}
         for number, request in enumerate(requests):
             draws = request.sampling.temperature > 0
-            if draws or request.grammar is not None or self._rules_of(request) is not None:
+            if draws or request.grammar is not None or self._kept.rules(request) is not None:
                 kinds.setdefault((draws, draws and _is_cut(request)), []).append(number)
         for numbers in kinds.values():
             for start in range(0, len(numbers), GPU_DRAWN_ROWS):
@@ -103,7 +100,7 @@ class DeviceSampler:
         """Apply the grammar and the rules to float32 logits in place; what is wrong with the grammar."""
         if request.grammar is not None and (failure := request.grammar.mask(row)) is not None:
             return failure
-        if (rules := self._rules_of(request)) is not None:
+        if (rules := self._kept.rules(request)) is not None:
             rules.apply(row)
         return None
 
@@ -114,21 +111,10 @@ class DeviceSampler:
             [float(min(one.top_k or vocab_size, vocab_size)) for one in sampling],
             [one.top_p for one in sampling],
             [one.min_p for one in sampling],
-            [self._uniform(request) for request in requests],
+            [float(self._kept.uniform(request)) for request in requests],
         )
         flat = on_device([value for column in columns for value in _padded(column)], self._device, torch.float32)
         return _Wishes(*flat.view(len(columns), GPU_DRAWN_ROWS, 1))
-
-    def _uniform(self, request: Request) -> float:
-        generator = self._generators.get(request.request_id)
-        if generator is None:
-            generator = torch.Generator()
-            if request.sampling.seed is None:
-                generator.seed()
-            else:
-                generator.manual_seed(request.sampling.seed)
-            self._generators[request.request_id] = generator
-        return float(torch.rand(1, generator=generator))
 
     def _result(
         self, logits: torch.Tensor, request: Request, failure: str | None, finite: int, allowed: int, token: int
@@ -143,11 +129,6 @@ class DeviceSampler:
             request.grammar.accept(token)
         wanted = request.sampling.logprobs
         return Sampled(token) if wanted is None else Sampled(token, token_logprobs(logits, token, wanted))
-
-    def _rules_of(self, request: Request) -> LogitRules | None:
-        if request.request_id not in self._rules:
-            self._rules[request.request_id] = rules_of(request, self._eos_token_ids, self._device)
-        return self._rules[request.request_id]
 
 
 def sampler_for(device: torch.device, eos_token_ids: Iterable[int] = ()) -> Sampler | DeviceSampler:

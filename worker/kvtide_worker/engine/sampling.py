@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kvtide_worker.engine.logit_rules import LogitRules, rules_of
 from kvtide_worker.engine.logprobs import token_logprobs
 from kvtide_worker.engine.messages import ErrorKind, SamplingParams, TokenLogprobs
 from kvtide_worker.engine.request import Request
+from kvtide_worker.engine.sampling_state import SamplingState
 
 # Candidates that top_p looks at first: sorting a whole vocabulary takes longer than a decode step of a small model.
 _FIRST_CANDIDATES = 256
@@ -46,10 +46,7 @@ class Sampler:
     """
 
     def __init__(self, device: torch.device, eos_token_ids: Iterable[int] = ()) -> None:
-        self._device = device
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._generators: dict[str, torch.Generator] = {}
-        self._rules: dict[str, LogitRules | None] = {}
+        self._kept = SamplingState(device, device, eos_token_ids)
 
     def sample(self, logits: torch.Tensor, requests: list[Request]) -> list[Sampled | NoToken]:
         """One token per row of logits [requests, vocab_size], which may be of any dtype and stay as they are.
@@ -62,15 +59,14 @@ class Sampler:
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept for a request that ended."""
-        self._generators.pop(request_id, None)
-        self._rules.pop(request_id, None)
+        self._kept.forget(request_id)
 
     def _choose(
         self, logits: torch.Tensor, number: int, request: Request, finite: bool, likeliest: int
     ) -> Sampled | NoToken:
         if not finite:
             return NoToken(NOT_FINITE, ErrorKind.NOT_FINITE)
-        sampling, rules, grammar = request.sampling, self._rules_of(request), request.grammar
+        sampling, rules, grammar = request.sampling, self._kept.rules(request), request.grammar
         token = likeliest
         if rules is not None or grammar is not None or sampling.temperature > 0:
             row = logits[number].to(torch.float32, copy=True)
@@ -87,11 +83,6 @@ class Sampler:
             return Sampled(token)
         return Sampled(token, token_logprobs(logits[number], token, sampling.logprobs))
 
-    def _rules_of(self, request: Request) -> LogitRules | None:
-        if request.request_id not in self._rules:
-            self._rules[request.request_id] = rules_of(request, self._eos_token_ids, self._device)
-        return self._rules[request.request_id]
-
     def _draw(self, logits: torch.Tensor, request: Request) -> int:
         """A token of float32 logits [vocab_size], which are overwritten."""
         sampling = request.sampling
@@ -101,22 +92,11 @@ class Sampler:
         # token of the vocabulary: twenty times as long.
         reached = probabilities.cumsum(dim=-1)
         total = reached[-1:]
-        target = torch.rand(1, generator=self._generator(request), device=self._device).mul_(total)
+        target = self._kept.uniform(request).mul_(total)
         # Rounding must not reach past the last token that has a probability.
         target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
         choice = torch.searchsorted(reached, target, right=True)
         return int(choice if token_ids is None else token_ids[choice])
-
-    def _generator(self, request: Request) -> torch.Generator:
-        generator = self._generators.get(request.request_id)
-        if generator is None:
-            generator = torch.Generator(self._device)
-            if request.sampling.seed is None:
-                generator.seed()
-            else:
-                generator.manual_seed(request.sampling.seed)
-            self._generators[request.request_id] = generator
-        return generator
 
 
 def _candidates(probabilities: torch.Tensor, sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor | None]:
