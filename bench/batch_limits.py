@@ -14,7 +14,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -23,10 +23,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench.autoscale.kvtide import bench_pod, bench_resource
 from bench.ladder import HEADS, VOCAB, engine_for, save_model
 from bench.rungs import Rung
-from kvtide_operator.autoscale.batch_limit import LimitMemory, Move, decide_limit
 from kvtide_operator.autoscale.worker_state import Counters, KVState, LimitState, RequestState, WorkerState
+from kvtide_operator.reconcile.limits import limit_batches
+from kvtide_operator.reconcile.observed import Observed, Sample
 from kvtide_sizing.formats import Precision
 from kvtide_sizing.quantity import parse_quantity
 from kvtide_worker.engine.engine import Engine
@@ -35,6 +37,7 @@ from kvtide_worker.engine.messages import AddRequest, EngineState, SamplingParam
 # What the plan expected of a request, and what comes: prompts and answers, in tokens.
 EXPECTED, PROMPT, OUTPUT = 128, (64, 192), (192, 448)
 LOOK_S = 2.0
+WORKER = bench_pod("worker", created_at=0.0, ready_since=0.0)
 
 
 @dataclass
@@ -50,22 +53,19 @@ class Outcome:
 
 
 class Operator:
-    """The operator's rule with its memory, over one engine."""
+    """The operator's pass over the batch limit of one worker, with its memory in a status."""
 
     def __init__(self) -> None:
-        self._memory = LimitMemory(started_at=0.0, preemptions=0)
+        self._resource = bench_resource({}, mean_output_tokens=EXPECTED)
 
-    def limit(self, state: EngineState, now: float) -> int:
-        """What it would push."""
-        decided = decide_limit(as_told(state), self._memory, now)
-        moved, lowered = decided.move is not Move.KEEP, decided.move is Move.LOWER
-        self._memory = LimitMemory(
-            started_at=0.0,
-            preemptions=self._memory.preemptions if decided.settling else state.preemptions,
-            changed_at=now if moved else self._memory.changed_at,
-            lowered_at=now if lowered else self._memory.lowered_at,
-        )
-        return decided.limit
+    def limit(self, state: EngineState) -> int:
+        """What it would push, or the limit as it is."""
+        now = time.time()
+        observed = Observed(self._resource, workers=(WORKER,), samples={WORKER.name: Sample(as_told(state), 0.0)})
+        decided = limit_batches(observed, now)
+        status = self._resource.status.model_copy(update={"workers": list(decided.workers)})
+        self._resource = replace(self._resource, status=status)
+        return decided.pushes[0].batch_limit if decided.pushes else state.batch_limit
 
 
 def as_told(state: EngineState) -> WorkerState:
@@ -106,7 +106,7 @@ class Clients:
         self._engine.add(AddRequest(str(self._asked), prompt, sampling))
 
 
-def run(engine: Engine, lanes: int, seconds: float, limit: Callable[[EngineState, float], int]) -> Outcome:
+def run(engine: Engine, lanes: int, seconds: float, limit: Callable[[EngineState], int]) -> Outcome:
     """Serve for so long."""
     outcome, clients = Outcome(), Clients(engine, lanes)
     began = looked = time.monotonic()
@@ -114,7 +114,7 @@ def run(engine: Engine, lanes: int, seconds: float, limit: Callable[[EngineState
     while (now := time.monotonic()) - began < seconds:
         if now - looked >= LOOK_S or not outcome.limits:
             looked = now
-            engine.set_batch_limit(limit(engine.state(), now))
+            engine.set_batch_limit(limit(engine.state()))
             outcome.limits.append(engine.state().batch_limit)
         for output in engine.step():
             outcome.output_tokens += len(output.token_ids)
@@ -145,7 +145,7 @@ def main(budget: str, lanes: int, seconds: float, threads: int) -> None:
             planned = min(lanes, engine.state().capacity_tokens // EXPECTED)
             if name != "no limit":
                 engine = engine_for(Path(scratch), rung, parse_quantity(budget), planned)
-            rule = Operator().limit if name == "KVTide" else lambda state, now: state.max_batch_limit
+            rule = Operator().limit if name == "KVTide" else lambda state: state.max_batch_limit
             outcome = run(engine, lanes, seconds, rule)
             table.add_row(
                 f"{name}, {engine.state().max_batch_limit} at most",

@@ -24,14 +24,7 @@ class KVTide:
 
     def __init__(self, name: str, autoscaling: dict[str, object], mean_output_tokens: int) -> None:
         self.name = name
-        spec = {
-            "model": {"uri": "hf://meta-llama/Llama-2-13b-hf"},
-            "device": {"kind": "GPU", "memory": "40Gi"},
-            "workload": {"profile": "Custom", "meanPromptTokens": 1, "meanOutputTokens": mean_output_tokens},
-            "autoscaling": autoscaling,
-        }
-        metadata = {"namespace": "bench", "name": "bench", "uid": "bench"}
-        self._resource = LLMDeployment.parse({"metadata": metadata, "spec": spec})
+        self._resource = bench_resource(autoscaling, mean_output_tokens)
         self._next_s = 0.0
 
     def look(self, view: View, now_s: float) -> int:
@@ -57,17 +50,35 @@ def _since_epoch(state: WorkerState) -> WorkerState:
 
 
 def _pod(worker: SimulatedWorker, *, ready: bool) -> PodView:
+    created_at = EPOCH_S + worker.created_s
+    return bench_pod(worker.name, created_at, ready_since=EPOCH_S + worker.ready_s if ready else None)
+
+
+def bench_resource(autoscaling: dict[str, object], mean_output_tokens: int) -> LLMDeployment:
+    """A resource that nothing is planned for: what its autoscaling says, and the usual length of an answer."""
+    spec = {
+        "model": {"uri": "hf://meta-llama/Llama-2-13b-hf"},
+        "device": {"kind": "GPU", "memory": "40Gi"},
+        "workload": {"profile": "Custom", "meanPromptTokens": 1, "meanOutputTokens": mean_output_tokens},
+        "autoscaling": autoscaling,
+    }
+    metadata = {"namespace": "bench", "name": "bench", "uid": "bench"}
+    return LLMDeployment.parse({"metadata": metadata, "spec": spec})
+
+
+def bench_pod(name: str, created_at: float, ready_since: float | None) -> PodView:
+    """A worker's pod as a pass sees it; ready_since: None while it starts. Times in seconds since 1970."""
     return PodView(
-        name=worker.name,
-        created_at=EPOCH_S + worker.created_s,
+        name=name,
+        created_at=created_at,
         ip="192.0.2.1",
-        ready=ready,
-        ready_since=EPOCH_S + worker.ready_s if ready else None,
+        ready=ready_since is not None,
+        ready_since=ready_since,
         terminating=False,
         intent=None,
         model=None,
         deletion_cost=None,
         trouble=None,
         ending=None,
-        unready_since=None if ready else EPOCH_S + worker.created_s,
+        unready_since=created_at if ready_since is None else None,
     )

@@ -8,6 +8,7 @@ import pytest
 
 from kvtide_operator.api.conditions import ConditionType
 from kvtide_operator.api.resource import LLMDeployment
+from kvtide_operator.api.status import Status
 from kvtide_operator.autoscale.worker_state import WorkerState
 from kvtide_operator.plan.intent import intent_hash
 from kvtide_operator.reconcile.observed import Answer, Observed, Surroundings
@@ -20,7 +21,7 @@ ENGINE = {"kernels": "cpu-avx512bf16", "weightPrecision": "BF16", "dtype": "bflo
 
 
 @pytest.fixture
-def degraded(
+def status_of(
     make_resource: Callable[..., LLMDeployment],
     make_pod: Callable[..., Json],
     make_state: Callable[..., WorkerState],
@@ -28,17 +29,26 @@ def degraded(
     surroundings: Surroundings,
     now: float,
     first: list[Json],
-) -> Callable[..., tuple[str, str, str]]:
-    """The condition Degraded where the one worker says this beside a state that is as planned."""
+) -> Callable[..., Status]:
+    """The status of a pass over one worker that says this beside a state that is as planned."""
 
-    def judge(kv: Json | None = None, engine: Json | None = None, device: str = "cpu") -> tuple[str, str, str]:
+    def judge(kv: Json | None = None, engine: Json | None = None, device: str = "cpu", **seen: Any) -> Status:
         said = make_state(measured={}).model_dump(by_alias=True)
         said["kv"] |= BF16 | (kv or {})
         said |= {"engine": ENGINE | (engine or {}), "device": device}
-        state = WorkerState.model_validate(said)
-        pod = make_pod(intent=intent_hash(make_resource()))
-        status = reconcile(observe(make_resource(), first, [pod], {"chat-a": state}), surroundings, now).status
-        found = next(c for c in status.conditions or [] if c.type is ConditionType.DEGRADED)
+        pod, samples = make_pod(intent=intent_hash(make_resource())), {"chat-a": WorkerState.model_validate(said)}
+        return reconcile(observe(make_resource(), first, [pod], samples, **seen), surroundings, now).status
+
+    return judge
+
+
+@pytest.fixture
+def degraded(status_of: Callable[..., Status]) -> Callable[..., tuple[str, str, str]]:
+    """Its condition Degraded."""
+
+    def judge(**said: Any) -> tuple[str, str, str]:
+        conditions = status_of(**said).conditions or []
+        found = next(c for c in conditions if c.type is ConditionType.DEGRADED)
         return found.status, found.reason, found.message
 
     return judge
@@ -88,22 +98,8 @@ def test_a_fallback_is_told_in_the_workers_words_and_as_nothing_else(
     assert (status, reason, message) == ("True", "PrecisionFallback", f"chat-a: {why}")
 
 
-def test_the_status_shows_what_each_worker_runs(
-    make_resource: Callable[..., LLMDeployment],
-    make_pod: Callable[..., Json],
-    make_state: Callable[..., WorkerState],
-    observe: Callable[..., Observed],
-    surroundings: Surroundings,
-    now: float,
-    first: list[Json],
-) -> None:
-    state = make_state().model_dump(by_alias=True) | {"engine": ENGINE, "device": "cpu"}
-    state["kv"] |= BF16 | {"numBlocks": 160}
-    pod = make_pod(intent=intent_hash(make_resource()))
-    seen = observe(
-        make_resource(), first, [pod], {"chat-a": WorkerState.model_validate(state)}, answers={"chat-a": Answer(True)}
-    )
-    (worker,) = reconcile(seen, surroundings, now).status.workers or []
+def test_the_status_shows_what_each_worker_runs(status_of: Callable[..., Status]) -> None:
+    (worker,) = status_of(kv={"numBlocks": 160}, answers={"chat-a": Answer(True)}).workers or []
     assert (worker.device, worker.kernels, worker.precision) == ("cpu", "cpu-avx512bf16", "BF16")
     assert (worker.weight_precision, worker.block_size_tokens, worker.num_blocks) == ("BF16", 64, 160)
     assert worker.answers is True
