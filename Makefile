@@ -26,7 +26,7 @@ test: lint ## Everything: lint, unit tests, real weights, the real cluster
 	$(BIN)/pytest -m "not cluster"
 	$(BIN)/pytest -m cluster
 
-test-fast: $(STAMP) ## All that needs no cluster and no patience: under two minutes
+test-fast: $(STAMP) ## All that needs no cluster, without the slow ones
 	$(BIN)/pytest -m "$(FAST)"
 
 .PHONY: bench-peers
