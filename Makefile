@@ -67,5 +67,5 @@ help: ## This list
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/pip install --quiet uv; }
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[operator,worker,dev]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[operator,worker,dev]'
 	touch $@
