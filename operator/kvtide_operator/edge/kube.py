@@ -17,7 +17,12 @@ from kvtide_operator.api import names
 Json = dict[str, Any]
 
 TIMEOUT = aiohttp.ClientTimeout(total=30, connect=10)
-CONNECTIONS = 32
+# Calls at once. Watches come on top: they hold a connection each, and keep no call waiting.
+CALLS = 32
+# A watch is ended by the server after so long, somewhere between, so that not all end at once; and by us where it has
+# said nothing for longer than the API server ever leaves one without a bookmark, which is about a minute.
+WATCH_S = (240, 300)
+WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=100)
 # What is asked again, how often in all, and how long before: a pass that fails is run again by the queue anyway.
 TRIES = 4
 BACKOFF_S = 0.2
@@ -66,6 +71,7 @@ class Kube:
 
     def __init__(self, api: Any) -> None:
         self._api = api
+        self._calls = asyncio.Semaphore(CALLS)
 
     @classmethod
     async def connect(cls) -> "Kube":
@@ -77,7 +83,7 @@ class Kube:
         else:
             kubeconfig = os.environ.get("KUBECONFIG")
             await loader.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
-        configuration.connection_pool_maxsize = CONNECTIONS
+        configuration.connection_pool_maxsize = 0  # no limit: CALLS is one
         return cls(client.ApiClient(configuration))
 
     async def close(self) -> None:
@@ -99,30 +105,62 @@ class Kube:
 
     async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[list[Json]]:
         """The same page by page, for who keeps a little of each object: a large cluster's pods are megabytes."""
-        query = [("limit", str(PAGE)), *([("labelSelector", selector)] if selector else [])]
-        answer = await self._call("GET", _path(kind, namespace), query)
-        yield answer.get("items", [])
-        while more := (answer.get("metadata") or {}).get("continue"):
-            answer = await self._call("GET", _path(kind, namespace), [*query, ("continue", more)])
+        async for answer in self.lists(kind, namespace, selector):
             yield answer.get("items", [])
 
-    async def apply(self, manifest: Json, subresource: str = "") -> None:
-        """Server-side apply as our field manager, taking over fields that are ours to write."""
+    async def lists(
+        self, kind: str, namespace: str | None, selector: str = "", accept: str = "application/json"
+    ) -> AsyncIterator[Json]:
+        """The same as the API server's own lists, all of one state, which their metadata.resourceVersion names."""
+        query = [("limit", str(PAGE)), *_selecting(selector)]
+        more: list[tuple[str, str]] = []
+        while True:
+            answer = await self._call("GET", _path(kind, namespace), query + more, accept=accept)
+            yield answer
+            token = (answer.get("metadata") or {}).get("continue")
+            if not token:
+                return
+            more = [("continue", token)]
+
+    async def watch(self, kind: str, namespace: str | None, selector: str, since: str) -> AsyncIterator[Json]:
+        """Events from the state `since` on, bookmarks and the server's errors among them, until the server ends it.
+
+        Raises ApiError where it cannot be had (410: that state is too long ago), breaks off, or falls silent.
+        """
+        path = _path(kind, namespace)
+        lasting = ("timeoutSeconds", str(random.randint(*WATCH_S)))  # noqa: S311  jitter, not a secret
+        query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("resourceVersion", since), lasting]
+        response = await self._send("GET", path, query + _selecting(selector), within=WATCH_TIMEOUT)
+        try:
+            if response.status != 200:
+                raise _refusal(response, await response.read(), "GET", path)
+            rest = b""
+            async for chunk in response.response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield json.loads(line)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiError(0, f"watching {path}: {type(error).__name__} {error}") from error
+        finally:
+            response.response.close()
+
+    async def apply(self, manifest: Json, subresource: str = "") -> Json:
+        """Server-side apply as our field manager, taking over what is ours to write. Gives what there is now."""
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"]) + subresource
         query = [("fieldManager", names.FIELD_MANAGER), ("force", "true")]
-        await self._call("PATCH", path, query, manifest, "application/apply-patch+yaml")
+        return await self._call("PATCH", path, query, manifest, "application/apply-patch+yaml")
 
-    async def merge(self, kind: str, namespace: str, name: str, change: Json, subresource: str = "") -> None:
-        """A merge patch."""
+    async def merge(self, kind: str, namespace: str, name: str, change: Json, subresource: str = "") -> Json:
+        """A merge patch. Gives what there is now."""
         query = [("fieldManager", names.FIELD_MANAGER)]
         path = _path(kind, namespace, name) + subresource
-        await self._call("PATCH", path, query, change, "application/merge-patch+json")
+        return await self._call("PATCH", path, query, change, "application/merge-patch+json")
 
-    async def create(self, manifest: Json) -> None:
-        """Creates an object; ApiError 409 where it exists."""
+    async def create(self, manifest: Json) -> Json:
+        """Creates an object, and gives it; ApiError 409 where it exists."""
         path = _path(manifest["kind"], manifest["metadata"]["namespace"])
-        await self._call("POST", path, [("fieldManager", names.FIELD_MANAGER)], manifest)
+        return await self._call("POST", path, [("fieldManager", names.FIELD_MANAGER)], manifest)
 
     async def replace(self, manifest: Json) -> None:
         """Replaces an object at its resourceVersion; ApiError 409 where it has changed meanwhile."""
@@ -130,13 +168,15 @@ class Kube:
         path = _path(manifest["kind"], metadata.get("namespace"), metadata["name"])
         await self._call("PUT", path, [], manifest)
 
-    async def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Deletes an object; no error where there is none."""
+    async def delete(self, kind: str, namespace: str, name: str) -> Json | None:
+        """Deletes an object; no error where there is none. Gives it where it takes its time to go, else None."""
         try:
-            await self._call("DELETE", _path(kind, namespace, name))
+            answer = await self._call("DELETE", _path(kind, namespace, name))
         except ApiError as error:
             if error.status != 404:
                 raise
+            return None
+        return None if answer.get("kind") == "Status" else answer
 
     async def _call(
         self,
@@ -145,10 +185,12 @@ class Kube:
         query: list[tuple[str, str]] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Json:
         for tries in range(1, TRIES + 1):
             try:
-                return await self._once(method, path, query, body, content_type)
+                async with self._calls:
+                    return await self._once(method, path, query, body, content_type, accept)
             except ApiError as error:
                 if tries == TRIES or not _worth_another(method, error):
                     raise
@@ -163,21 +205,46 @@ class Kube:
         query: list[tuple[str, str]] | None,
         body: Mapping[str, Any] | None,
         content_type: str,
+        accept: str,
     ) -> Json:
-        headers = {"Accept": "application/json", "Content-Type": content_type}
+        response = await self._send(method, path, query, body, content_type, accept)
+        try:
+            content = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiError(0, f"{method} {path}: {type(error).__name__} {error}") from error
+        if not 200 <= response.status < 300:
+            raise _refusal(response, content, method, path)
+        answer: Json = json.loads(content)
+        return answer
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+        within: aiohttp.ClientTimeout = TIMEOUT,
+    ) -> Any:
+        """The answer with its content still to be read."""
+        headers = {"Accept": accept, "Content-Type": content_type}
         try:
             verb, url, headers, sent, _ = await self._api.param_serialize(
                 method, path, query_params=query, header_params=headers, body=body, auth_settings=["BearerToken"]
             )
-            response = await self._api.call_api(verb, url, headers, sent, _request_timeout=TIMEOUT)
-            content = await response.read()
+            return await self._api.call_api(verb, url, headers, sent, _request_timeout=within)
         except (aiohttp.ClientError, TimeoutError, OSError, ApiException) as error:
             raise ApiError(0, f"{method} {path}: {type(error).__name__} {error}") from error
-        if not 200 <= response.status < 300:
-            said = _message(content) or f"{method} {path}: HTTP {response.status}"
-            raise ApiError(response.status, said, _retry_after_s(response.headers.get("Retry-After")))
-        answer: Json = json.loads(content)
-        return answer
+
+
+def _selecting(selector: str) -> list[tuple[str, str]]:
+    return [("labelSelector", selector)] if selector else []
+
+
+def _refusal(response: Any, content: bytes, method: str, path: str) -> ApiError:
+    said = _message(content) or f"{method} {path}: HTTP {response.status}"
+    return ApiError(response.status, said, _retry_after_s(response.headers.get("Retry-After")))
 
 
 def _worth_another(method: str, error: ApiError) -> bool:

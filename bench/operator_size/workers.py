@@ -1,0 +1,116 @@
+"""python -m bench.operator_size.workers: simulated workers, one process for all of them.
+
+Each line of the input is a JSON object: {"ip": …, "state": {…}} makes or replaces the worker of that address, whose
+`GET /v1/state` then says `state` with `sampledAt` of now. A line without `state` ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+from kvtide_operator.api.names import ADMIN_PORT, HTTP_PORT
+
+ANSWER = b'{"object":"text_completion","choices":[{"text":" a","index":0}],"usage":{"completion_tokens":1}}'
+
+
+class Worker:
+    """The state of one, serialized once for each change."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.servers: list[asyncio.Server] = []
+        self.replace(state)
+
+    def replace(self, state: dict[str, Any]) -> None:
+        self.state = state
+        self._before, self._after = json.dumps({**state, "sampledAt": "@"}).encode().split(b'"@"')
+
+    def answer(self, path: bytes, body: bytes) -> bytes:
+        if path == b"/v1/state":
+            return self._before + b"%.3f" % time.time() + self._after
+        if path == b"/v1/limits":
+            limits = json.loads(body)
+            self.replace({**self.state, "limits": {**self.state["limits"], **limits}})
+            return json.dumps(self.state["limits"]).encode()
+        if path == b"/v1/completions":
+            counters = self.state["counters"]
+            grown = {**counters, "generationTokens": counters["generationTokens"] + 1}
+            self.replace({**self.state, "counters": grown})
+            return ANSWER
+        return b'{"status":"ok"}'
+
+
+class Connection(asyncio.Protocol):
+    """As much of HTTP/1.1 as the operator speaks: requests with Content-Length, one after the other, kept alive."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._received = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while True:
+            head, separator, rest = self._received.partition(b"\r\n\r\n")
+            if not separator:
+                return
+            length = 0
+            for line in head.split(b"\r\n")[1:]:
+                name, _, value = line.partition(b":")
+                if name.lower() == b"content-length":
+                    length = int(value)
+            if len(rest) < length:
+                return
+            self._received = rest[length:]
+            body = self._worker.answer(head.split(b" ", 2)[1], rest[:length])
+            assert self._transport is not None
+            date = email.utils.formatdate(usegmt=True).encode()
+            self._transport.write(
+                b"HTTP/1.1 200 OK\r\ndate: %b\r\nserver: uvicorn\r\ncontent-length: %d\r\n"
+                b"content-type: application/json\r\n\r\n%b" % (date, len(body), body)
+            )
+
+
+async def apply(workers: dict[str, Worker], said: dict[str, Any]) -> None:
+    """One line of the input."""
+    ip, state = said["ip"], said.get("state")
+    if state is None:
+        gone = workers.pop(ip, None)
+        for server in gone.servers if gone else ():
+            server.close()
+    elif ip in workers:
+        workers[ip].replace(state)
+    else:
+        worker = workers[ip] = Worker(state)
+        loop = asyncio.get_running_loop()
+        for port in (HTTP_PORT, ADMIN_PORT):
+            worker.servers.append(await loop.create_server(lambda: Connection(worker), ip, port))
+
+
+async def main() -> None:
+    """Until the input ends."""
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[str] = asyncio.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+        loop.call_soon_threadsafe(lines.put_nowait, "")
+
+    threading.Thread(target=read, daemon=True).start()
+    workers: dict[str, Worker] = {}
+    while line := await lines.get():
+        await apply(workers, json.loads(line))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
