@@ -56,7 +56,7 @@ def idle_state(workers: int) -> Json:
         "ready": True,
         "draining": False,
         "device": "cpu",
-        "engine": {"kernels": "cpu-avx512", "weightPrecision": plan["weightsFormat"], "dtype": "bfloat16"},
+        "engine": {"kernels": "cpu-avx512", "weightPrecision": plan["weightPrecision"], "dtype": "bfloat16"},
         "kv": {
             "precision": kv["precision"],
             "plannedPrecision": kv["precision"],

@@ -102,7 +102,7 @@ def test_the_precision_of_weights_is_the_plans(make_resource: Callable[..., LLMD
     plans = {
         stored: make_plan(spec, builtin("smollm2-135m"), device_named("cpu:1Gi")) for stored, spec in specs.items()
     }
-    assert {stored: made.to_json()["weightsFormat"] for stored, made in plans.items()} == {
+    assert {stored: made.to_json()["weightPrecision"] for stored, made in plans.items()} == {
         "BF16": "BF16",
         "INT8": "INT8",
     }

@@ -3,7 +3,7 @@
 A key that may be absent is one that plans of an earlier version, which workers still run, do not have.
 """
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from kvtide_operator.api.fields import Api
 
@@ -80,7 +80,11 @@ class Plan(Api):
     model: str = Field(description="The model as the plan knows it.")
     device: str = Field(description="The device as the plan knows it.")
     device_count: int | None = Field(default=None, description="Devices of one worker; all bytes are those of each.")
-    weights_format: str | None = Field(default=None, description="How the matrices are stored.")
+    weight_precision: str | None = Field(
+        default=None,
+        validation_alias=AliasChoices("weightPrecision", "weightsFormat"),
+        description="How the model's matrices are held.",
+    )
     overhead_measured: bool | None = Field(
         default=None, description="Whether the overhead was measured on workers, or is an estimate from above."
     )

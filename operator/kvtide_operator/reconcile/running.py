@@ -69,6 +69,6 @@ def _differences(kind: DeviceKind, plan: Plan, state: WorkerState, asked_precisi
     same_format = kv.precision in (None, planned.precision)
     if kv.num_blocks is not None and same_format and kv.num_blocks != planned.num_blocks:
         yield f"{kv.num_blocks} KV blocks, planned {planned.num_blocks}"
-    wanted = plan.weights_format
+    wanted = plan.weight_precision
     if engine and engine.weight_precision and wanted and engine.weight_precision != wanted:
         yield f"weights in {engine.weight_precision}, planned {wanted}"

@@ -69,7 +69,7 @@ def _memory(plan: Plan) -> Table:
         table.add_column(justify=justify)
     for name, amount, colour in _components(memory):
         share = f"{amount / memory.device_bytes:.1%}"
-        label = f"{name} in {plan.weights_format}" if name == "weights" else name
+        label = f"{name} in {plan.weight_precision}" if name == "weights" else name
         table.add_row(Text.assemble(("█ ", colour), label), format_bytes(amount), share, f"{amount:,}")
     return table
 

@@ -74,7 +74,7 @@ def _pool(plan: Plan, case: Case) -> Iterator[str]:
     share = "" if plan.device_count == 1 else ", of which this device's share (what is split, and its copies) takes"
     bases = case.budget(plan.max_context_tokens).key_bases_bytes
     how = ", a byte each of a matrix and four for each of its outputs," if case.weights is WeightFormat.INT8 else ""
-    stored = f"in {plan.weights_format}{how}{share} = {memory.weights_bytes - bases:,}"
+    stored = f"in {plan.weight_precision}{how}{share} = {memory.weights_bytes - bases:,}"
     yield f"weights: {case.shape.parameters:,} parameters ({groups}) {stored}"
     yield from _key_bases(case, local)
     yield (

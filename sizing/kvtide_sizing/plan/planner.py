@@ -39,7 +39,7 @@ def plan(shape: ModelShape, device: Device, workload: Workload, policy: Policy) 
         model=shape.name,
         device=device.name,
         device_count=device.count,
-        weights_format=case.weights.value,
+        weight_precision=case.weights.value,
         overhead_measured=device.measured_overhead_bytes is not None,
         kv=_kv(case, context, policy),
         memory=_memory(case, context),

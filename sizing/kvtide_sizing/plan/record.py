@@ -7,6 +7,9 @@ from typing import Any
 
 from kvtide_sizing.errors import InvalidPlan
 
+# Keys of a plan that releases before wrote by another name, and read by no other.
+EARLIER_KEYS = {"weightPrecision": "weightsFormat"}
+
 
 @dataclass(frozen=True)
 class LayerRun:
@@ -177,7 +180,7 @@ class Alternative:
 class Plan:
     """What one replica holds, and why. Bytes are those of each of its devices.
 
-    weights_format:          how matrices are served
+    weight_precision:        how matrices are served
     overhead_measured:       whether memory.overhead_bytes was measured, or is an estimate from above
     max_concurrency:         sequences of max_context_tokens
     longest_context_tokens:  the longest context of which one sequence would fit
@@ -187,7 +190,7 @@ class Plan:
     model: str
     device: str
     device_count: int
-    weights_format: str
+    weight_precision: str
     overhead_measured: bool
     kv: KvPlan
     memory: MemoryPlan
@@ -206,7 +209,7 @@ class Plan:
             "model": self.model,
             "device": self.device,
             "deviceCount": self.device_count,
-            "weightsFormat": self.weights_format,
+            "weightPrecision": self.weight_precision,
             "overheadMeasured": self.overhead_measured,
             "kv": self.kv.to_json(),
             "memory": self.memory.to_json(),
@@ -236,7 +239,7 @@ class Plan:
                 model=str(data["model"]),
                 device=str(data["device"]),
                 device_count=int(data.get("deviceCount", 1)),
-                weights_format=str(data.get("weightsFormat", "BF16")),
+                weight_precision=str(data.get("weightPrecision", data.get(EARLIER_KEYS["weightPrecision"], "BF16"))),
                 overhead_measured=bool(data.get("overheadMeasured", False)),
                 kv=KvPlan.from_json(data["kv"]),
                 memory=MemoryPlan.from_json(data["memory"]),

@@ -111,7 +111,7 @@ def test_a_precision_may_be_asked_for(smollm2: Path, options, precision: str) ->
 @pytest.mark.parametrize(("asked", "planned"), [("INT8", "INT8"), ("BF16", "BF16"), (None, "BF16")])
 def test_a_precision_of_weights_may_be_asked_for(smollm2: Path, asked: str | None, planned: str) -> None:
     settings = ServeSettings(model="x", memory_bytes=1 << 30, max_context_tokens=512, weights=asked)
-    assert plan_for(settings, smollm2).weights_format == planned
+    assert plan_for(settings, smollm2).weight_precision == planned
 
 
 def test_heads_may_be_pooled(smollm2: Path) -> None:

@@ -78,7 +78,7 @@ def load_engine(
         dtype=dtype,
         device=device,
         context_tokens=plan.max_context_tokens,
-        weight_format=WeightFormat(plan.weights_format),
+        weight_format=WeightFormat(plan.weight_precision),
     )
     if pooled is None:
         model = load(native)
@@ -178,7 +178,7 @@ def _graphs(
 def _report(plan: Plan, choice: KvChoice, attention: PagedAttention, dtype: torch.dtype) -> LoadReport:
     return LoadReport(
         kernels=_kernels(attention),
-        weight_precision=plan.weights_format,
+        weight_precision=plan.weight_precision,
         dtype=str(dtype).removeprefix("torch."),
         quality=[
             KvQuality(
