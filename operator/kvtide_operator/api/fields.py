@@ -1,6 +1,6 @@
 """The building blocks of the model: a base that speaks camelCase, quantities, references, escape hatches."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
@@ -22,6 +22,17 @@ class Api(BaseModel):
 def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
     """CEL rules with their messages, for a `json_schema_extra`."""
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
+
+
+def one_of(choices: Sequence[int]) -> Callable[[int], int]:
+    """A validator for one of these numbers, where they are known elsewhere than in a type."""
+
+    def check(value: int) -> int:
+        if value not in choices:
+            raise ValueError(f"{value} is none of {', '.join(map(str, choices))}")
+        return value
+
+    return check
 
 
 # Parts of a pod template that belong to Kubernetes, not to us: passed on as they are, and checked by the API

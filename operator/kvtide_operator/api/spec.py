@@ -1,12 +1,13 @@
 """What a user writes: the spec of an LLMDeployment."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from kvtide_operator.api.fields import MAX_INT32, Api, MemoryQuantity, SecretKeyRef, rules
+from kvtide_operator.api.fields import MAX_INT32, Api, MemoryQuantity, SecretKeyRef, one_of, rules
 from kvtide_operator.api.worker import WorkerSpec
+from kvtide_sizing.plan.workload import BLOCK_SIZES
 
 # As CEL and not as a pattern: a pattern answers with itself, a rule says what to write.
 URI_RULE = rules(
@@ -17,6 +18,9 @@ URI_RULE = rules(
     )
 )
 MAX_CONTEXT_TOKENS = 16_777_216
+BlockSize = Annotated[
+    int, AfterValidator(one_of(BLOCK_SIZES)), WithJsonSchema({"type": "integer", "enum": list(BLOCK_SIZES)})
+]
 # What a change of a part of the spec does to running workers; `plan.intent` says the same to the operator.
 RESTARTS = "A change restarts the workers, one at a time."
 LIVE = "Live: a change restarts nothing."
@@ -163,7 +167,7 @@ class KVCacheSpec(Api):
             " format for each layer (Mixed). Auto: the best that holds targetConcurrency within maxQualityLossPercent."
         ),
     )
-    block_size_tokens: Literal[16, 32, 64, 128, 256] | None = Field(
+    block_size_tokens: BlockSize | None = Field(
         default=None, description="Tokens of one KV block. Default: chosen by the plan."
     )
     max_quality_loss_percent: float = Field(
