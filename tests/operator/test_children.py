@@ -38,11 +38,20 @@ def test_the_command_line(make_resource: Make) -> None:
     assert " ".join(worker["args"]) == (
         "--model hf://HuggingFaceTB/SmolLM2-135M-Instruct --served-name chat --plan /etc/kvtide/plan.json"
         " --device cpu --host 0.0.0.0 --port 8000 --admin-port 8001"
-        " --admin-token-file /etc/kvtide-admin/token --drain-seconds 90 --reencodable"
+        " --admin-token-file /etc/kvtide-admin/token --drain-seconds 90"
     )
-    chosen = make_resource(kvCache={"precision": "BF16"})
-    assert "--reencodable" not in container(chosen)["args"], "a precision that somebody chose is not changed"
     assert template(resource)["spec"]["terminationGracePeriodSeconds"] == 105  # 90 and 15 to spare
+
+
+def test_an_option_that_earlier_workers_do_not_know_is_a_variable(make_resource: Make) -> None:
+    """The command line above is the first release's: a worker whose image is pinned to it ends at any other option."""
+    asked = {"name": "KVTIDE_REENCODABLE", "value": "1"}
+    assert asked in container(make_resource())["env"]
+    chosen = make_resource(kvCache={"precision": "BF16"})
+    assert asked not in container(chosen)["env"], "a precision that somebody chose is not changed"
+    own = make_resource(worker={"env": [{"name": "KVTIDE_REENCODABLE", "value": "0"}]})
+    said = [entry["value"] for entry in container(own)["env"] if entry["name"] == "KVTIDE_REENCODABLE"]
+    assert said[-1] == "0"  # of two, the later one counts
 
 
 def test_environment_and_mounts(make_resource: Make) -> None:

@@ -119,6 +119,7 @@ class _Quantity(click.ParamType[int]):
 @click.option(
     "--reencodable",
     is_flag=True,
+    envvar="KVTIDE_REENCODABLE",
     help="Check at the start, which takes some seconds, which smaller formats KV may be re-encoded to while it serves: "
     "kvPrecision of PUT /v1/limits.",
 )

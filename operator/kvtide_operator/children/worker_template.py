@@ -36,9 +36,15 @@ def _arguments(resource: LLMDeployment) -> list[str]:
         "--admin-token-file": "/etc/kvtide-admin/token",
         "--drain-seconds": str(spec.drain.timeout_seconds),
     }
-    words = [word for pair in pairs.items() for word in pair]
+    return [word for pair in pairs.items() for word in pair]
+
+
+def _later_options(resource: LLMDeployment) -> list[dict[str, str]]:
+    """What `kvtide serve` was taught after its first release, as variables: one whose image is pinned to an earlier
+    release ends at an option that it does not know, and passes over a variable."""
     # Who leaves the precision to the operator lets it change while it serves; looking what it may be takes a while.
-    return [*words, "--reencodable"] if spec.kv_cache.precision is Precision.AUTO else words
+    auto = resource.spec.kv_cache.precision is Precision.AUTO
+    return [{"name": "KVTIDE_REENCODABLE", "value": "1"}] if auto else []
 
 
 def _resources(resource: LLMDeployment) -> dict[str, Any]:
@@ -115,7 +121,7 @@ def worker_template(
         "image": image,
         "command": ["kvtide", "serve"],
         "args": _arguments(resource),
-        "env": pod.environment(resource),
+        "env": _later_options(resource) + pod.environment(resource),
         "ports": [
             {"name": "http", "containerPort": names.HTTP_PORT},
             {"name": "admin", "containerPort": names.ADMIN_PORT},
