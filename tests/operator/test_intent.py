@@ -1,5 +1,6 @@
 """Which changes restart workers, and that nothing else ever does."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.plan.intent import intent_hash
-from kvtide_operator.plan.record import Planned, Record
+from kvtide_operator.plan.record import Basis, Planned, Record
 
 CPU = {"kind": "CPU", "memory": "2Gi"}
 
@@ -62,6 +63,14 @@ def test_a_record_survives_its_config_map() -> None:
     record = Record({"i1": Planned({"kv": 1}, {"spec": 2})}, {"m1": {"name": "x"}})
     assert Record.from_config_map({"data": record.to_data()}) == record
     assert set(record.to_data()) == {"plan-i1.json", "template-i1.json", "shape-m1.json"}
+    based = Record({"i1": Planned({}, {}, Basis("s1", {"Secret/a/": "", "Secret/b/k": "b1", "Secret/c/": None}))})
+    assert Record.from_config_map({"data": based.to_data()}) == based
+
+
+def test_workers_of_an_earlier_release_find_what_they_read_in_a_plan() -> None:
+    """The first release read weightsFormat, and took BF16 where it was not there."""
+    plan = json.loads(Record({"i1": Planned({"weightPrecision": "INT8"}, {})}).to_data()["plan-i1.json"])
+    assert plan == {"weightPrecision": "INT8", "weightsFormat": "INT8"}
 
 
 @pytest.mark.parametrize("data", [{}, {"plan-i1.json": "{}"}, {"plan-i1.json": "{", "template-i1.json": "[]"}])

@@ -1,13 +1,16 @@
 """Secrets and ConfigMaps that a spec names: another content rolls the workers, and a missing one is said at once."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvtide_operator.api.conditions import ConditionType
 from kvtide_operator.api.resource import LLMDeployment
+from kvtide_operator.children.plan_config_map import plan_config_map
 from kvtide_operator.plan.intent import intent_hash
+from kvtide_operator.plan.record import Record
 from kvtide_operator.plan.references import references_of
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.reconcile import reconcile
@@ -120,3 +123,64 @@ def test_a_change_rolls_the_workers_and_a_deletion_leaves_them_alone(
     gone = seen(None, children, pods)
     assert reconcile(gone, surroundings, now).apply == ()
     assert planned(gone, surroundings, now)[:2] == ("False", "ReferenceMissing")
+
+
+def running(children: list[Json]) -> str:
+    intent: str = children[-1]["spec"]["template"]["metadata"]["labels"]["serving.kvtide.dev/intent"]
+    return intent
+
+
+def test_an_upgrade_from_a_version_that_knew_no_references_restarts_nobody(
+    make_resource: Make, make_pod: Callable[..., Json], observe: See, surroundings: Surroundings, now: float
+) -> None:
+    """Its intent was the hash of the spec alone. What the Secret holds at the upgrade is taken for what it held."""
+    resource = make_resource(model=MODEL)
+    (reference,) = references_of(resource.spec)
+    one, two = (secret({"token": token}) for token in ("b25l", "dHdv"))
+    before = list(reconcile(observe(resource), surroundings, now).apply)
+    assert running(before) == intent_hash(resource)
+    record = Record.from_config_map(before[0])
+    planned = {intent: replace(plan, basis=None) for intent, plan in record.planned.items()}
+    before[0] = plan_config_map(resource, replace(record, planned=planned))
+    pods = [make_pod(intent=running(before))]
+
+    def after(live: Json | None, children: list[Json]) -> list[Json]:
+        seen = observe(resource, children, pods, references={reference: reference.content_of(live)})
+        return list(reconcile(seen, surroundings, now).apply)
+
+    assert after(None, before) == []  # not there at all: workers go on
+    adopted = after(one, before)
+    assert [child["kind"] for child in adopted] == ["ConfigMap"]
+    children = [*adopted, *before[1:]]
+    assert after(one, children) == []
+    assert running(after(two, children)) != running(before)
+
+
+def test_one_that_may_not_be_read_changes_no_intent_and_is_said(
+    make_resource: Make, make_pod: Callable[..., Json], observe: See, surroundings: Surroundings, now: float
+) -> None:
+    resource = make_resource(model=MODEL)
+    (reference,) = references_of(resource.spec)
+    one, two = (secret({"token": token}) for token in ("b25l", "dHdv"))
+
+    def seen(references: Json, children: list[Json], of: LLMDeployment = resource) -> Observed:
+        return observe(of, children, [make_pod(intent="i")], references=references)
+
+    children = list(reconcile(seen({reference: reference.content_of(one)}, []), surroundings, now).apply)
+    forbidden = reconcile(seen({}, children), surroundings, now)
+    assert forbidden.apply == ()
+    (degraded,) = [each for each in forbidden.status.conditions or [] if each.type is ConditionType.DEGRADED]
+    assert (degraded.status, degraded.reason) == ("True", "ReferenceUnreadable")
+    assert degraded.message.startswith("model.authSecretRef names the Secret hf with the key token, which the operator")
+    assert "grant get on secrets" in degraded.message
+    # Read again, the same is the same, and another content is another intent.
+    assert reconcile(seen({reference: reference.content_of(one)}, children), surroundings, now).apply == ()
+    rolled = list(reconcile(seen({reference: reference.content_of(two)}, children), surroundings, now).apply)
+    assert running(rolled) != running(children)
+    # Another spec is another intent all the same, and what is then read for the first time rolls nobody.
+    changed = make_resource(model=MODEL, drain={"timeoutSeconds": 60})
+    blind = list(reconcile(seen({}, children, changed), surroundings, now).apply)
+    assert running(blind) not in (running(children), running(rolled))
+    children = [*blind, *children[1:-1]]
+    later = reconcile(seen({reference: reference.content_of(two)}, children, changed), surroundings, now)
+    assert [child["kind"] for child in later.apply] == ["ConfigMap"]

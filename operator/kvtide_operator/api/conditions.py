@@ -60,6 +60,7 @@ class Reason(StrEnum):
     PROBE_FAILED = "ProbeFailed"
     PRECISION_FALLBACK = "PrecisionFallback"
     NOT_AS_PLANNED = "NotAsPlanned"
+    REFERENCE_UNREADABLE = "ReferenceUnreadable"
     # ScalingActive and decisions
     MODE_OFF = "ModeOff"
     METRICS_MISSING = "MetricsMissing"

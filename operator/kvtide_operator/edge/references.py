@@ -23,7 +23,8 @@ class ReferenceReader:
         self._kept: dict[_Key, tuple[float, Json | None]] = {}
 
     async def read(self, resource: LLMDeployment) -> References:
-        """What each reference of the spec leads to, as a hash. One that may not be read is left out.
+        """What each reference of the spec leads to, as a hash. One that may not be read is left out, which is said in
+        the status: `plan.references.unreadable`.
 
         Raises ApiError where the API server does not say.
         """

@@ -2,6 +2,7 @@
 
     plan-<intent>.json       the plan; mounted into the workers of that intent as /etc/kvtide/plan.json
     template-<intent>.json   the pod template rendered from it
+    basis-<intent>.json      which content of Secrets and ConfigMaps it stands for, where the spec names any
     shape-<model>.json       what the inspect pod read from the model's headers
 
 The same intent gives the same template for ever, whatever version of the operator looks at it.
@@ -9,18 +10,47 @@ The same intent gives the same template for ever, whatever version of the operat
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from kvtide_sizing.plan.record import EARLIER_KEYS
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Basis:
+    """What an intent was made from.
+
+    spec:     the hash of the spec alone
+    content:  of each Secret or ConfigMap that the spec names, a hash of what the workers get of it: empty where it is
+              not there, None where nobody could look
+    """
+
+    spec: str
+    content: Mapping[str, str | None]
+
+    def agrees(self, other: "Basis") -> bool:
+        """Whether both may be of one intent: what only one of them knows speaks against nothing."""
+        known = [(self.content.get(key), found) for key, found in other.content.items()]
+        return self.spec == other.spec and all(None in pair or pair[0] == pair[1] for pair in known)
+
+    def completed(self, other: "Basis") -> "Basis":
+        """The same, with what was not known of it taken from one that agrees."""
+        known = {key: value for key, value in self.content.items() if value is not None}
+        return replace(self, content={**other.content, **known})
+
+
+@dataclass(frozen=True)
 class Planned:
-    """The plan of one intent, as JSON, and the pod template made from it."""
+    """The plan of one intent, as JSON, and the pod template made from it.
+
+    basis: None where the spec names no Secret and no ConfigMap, and in what earlier versions kept
+    """
 
     plan: Json
     template: Json
+    basis: Basis | None = None
 
     @property
     def image(self) -> str | None:
@@ -41,16 +71,22 @@ class Record:
     def from_config_map(cls, config_map: Mapping[str, Any] | None) -> "Record":
         """Reads a live ConfigMap. What cannot be read counts as absent, and is made again."""
         data: Mapping[str, str] = (config_map or {}).get("data") or {}
-        plans, templates, shapes = (_read(data, kind) for kind in ("plan", "template", "shape"))
-        planned = {intent: Planned(plan, templates[intent]) for intent, plan in plans.items() if intent in templates}
+        plans, templates, bases, shapes = (_read(data, kind) for kind in ("plan", "template", "basis", "shape"))
+        planned = {
+            intent: Planned(plan, templates[intent], _basis(bases.get(intent)))
+            for intent, plan in plans.items()
+            if intent in templates
+        }
         return cls(planned, shapes)
 
     def to_data(self) -> dict[str, str]:
         """The ConfigMap's `data`."""
         data = {f"shape-{model}.json": _write(shape) for model, shape in self.shapes.items()}
         for intent, planned in self.planned.items():
-            data[f"plan-{intent}.json"] = _write(planned.plan)
+            data[f"plan-{intent}.json"] = _write(_for_earlier_workers(planned.plan))
             data[f"template-{intent}.json"] = _write(planned.template)
+            if planned.basis is not None:
+                data[f"basis-{intent}.json"] = _write(asdict(planned.basis))
         return data
 
     def with_planned(self, intent: str, planned: Planned) -> "Record":
@@ -78,6 +114,16 @@ def _read(data: Mapping[str, str], kind: str) -> dict[str, Json]:
             if isinstance(value, dict):
                 found[key.removeprefix(f"{kind}-").removesuffix(".json")] = value
     return found
+
+
+def _basis(data: Json | None) -> Basis | None:
+    content = (data or {}).get("content")
+    return Basis(str(data["spec"]), content) if data and "spec" in data and isinstance(content, dict) else None
+
+
+def _for_earlier_workers(plan: Json) -> Json:
+    """The plan with the names that workers know whose image is pinned to an earlier release."""
+    return plan | {earlier: plan[key] for key, earlier in EARLIER_KEYS.items() if key in plan}
 
 
 def _write(value: Json) -> str:

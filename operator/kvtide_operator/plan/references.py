@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from kvtide_operator.api.spec import LLMDeploymentSpec
 from kvtide_sizing.errors import SizingError
 
-# A reference and the hash of what it leads to; None where there is nothing.
+# A reference and the hash of what it leads to; None where there is nothing. One that may not be read is left out.
 References = Mapping["Reference", str | None]
 
 
@@ -63,6 +63,16 @@ def check(found: References) -> None:
                 f"{reference.where} names the {reference}, which does not exist in the resource's namespace: create it;"
                 f" workers that run already go on"
             )
+
+
+def unreadable(spec: LLMDeploymentSpec, found: References) -> list[str]:
+    """What the operator may not read of what the spec names, and what follows from that, one message each."""
+    return [
+        f"{reference.where} names the {reference}, which the operator may not read: workers go on as they are, and"
+        f" another content of it rolls none of them; grant get on {reference.kind.lower()}s in the resource's namespace"
+        for reference in references_of(spec)
+        if reference not in found
+    ]
 
 
 def _named(spec: LLMDeploymentSpec) -> Iterator[Reference]:

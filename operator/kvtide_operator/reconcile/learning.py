@@ -6,10 +6,10 @@ from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.api.status import MeasuredMemory
 from kvtide_operator.autoscale.fleet import STALE_AFTER_S
 from kvtide_operator.autoscale.worker_state import WorkerState
-from kvtide_operator.plan.intent import intent_hash
 from kvtide_operator.plan.overheads import SETTLED_AFTER_S, Kill, Overhead, Sighting, learn
 from kvtide_operator.plan.record import Planned, Record
 from kvtide_operator.reconcile.observed import Observed, Surroundings
+from kvtide_operator.reconcile.planning import present_intent
 from kvtide_operator.reconcile.pods import PodView, timestamp
 
 # A device that measures otherwise is shared with somebody, or another than was planned for.
@@ -38,7 +38,7 @@ def _altered(resource: LLMDeployment) -> bool:
 
 def _sightings(observed: Observed, record: Record, worker_image: str, now: float) -> Iterator[Sighting]:
     # Pods of an earlier intent may carry what the present spec no longer says.
-    intent = intent_hash(observed.resource, observed.references)
+    intent, _ = present_intent(observed, record)
     planned = record.planned.get(intent)
     # An image of the user's own is other software. It could also tell every namespace's plans what it liked.
     if planned is None or planned.image != worker_image or planned.plan["device"] == _ANY_GPU:

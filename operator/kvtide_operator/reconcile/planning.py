@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvtide_operator.api import names
 from kvtide_operator.api.conditions import ConditionType, Reason
 from kvtide_operator.api.resource import LLMDeployment
 from kvtide_operator.api.spec import DeviceKind
@@ -11,11 +12,11 @@ from kvtide_operator.children.inspect_pod import inspect_name, inspect_pod
 from kvtide_operator.children.manifest import Manifest, owned_by
 from kvtide_operator.children.worker_template import plan_name, worker_template
 from kvtide_operator.plan.device import device_warnings, needs_nodes, resolve_device, too_small
-from kvtide_operator.plan.intent import intent_hash, model_hash
+from kvtide_operator.plan.intent import intent_hash, model_hash, recorded_intent
 from kvtide_operator.plan.overheads import planned_overhead
 from kvtide_operator.plan.planner import make_plan
-from kvtide_operator.plan.record import Planned, Record
-from kvtide_operator.plan.references import check
+from kvtide_operator.plan.record import Basis, Planned, Record
+from kvtide_operator.plan.references import check, references_of
 from kvtide_operator.plan.summary import summary
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.pods import Ending
@@ -71,25 +72,26 @@ class Planning:
 
 def wants_nodes(observed: Observed) -> bool:
     """Whether a plan has to be made for a device that only the nodes tell of."""
-    resource = observed.resource
-    return needs_nodes(resource.spec) and intent_hash(resource, observed.references) not in _record(observed).planned
+    return needs_nodes(observed.resource.spec) and not _is_planned(observed)
 
 
 def renders_for_devices(observed: Observed) -> bool:
     """Whether a pod template has to be made whose pods may have to keep off nodes with smaller devices."""
-    resource = observed.resource
-    planned = _record(observed).planned
-    return resource.spec.device.kind is DeviceKind.GPU and intent_hash(resource, observed.references) not in planned
+    return observed.resource.spec.device.kind is DeviceKind.GPU and not _is_planned(observed)
 
 
 def plan_workers(observed: Observed, surroundings: Surroundings, now: float) -> Planning:
     """Finds or makes the plan. Starts no worker by itself: without a plan there is nothing to start."""
-    resource = observed.resource
-    base = Planning(intent_hash(resource, observed.references), _record(observed), None, Reason.INSPECTING_MODEL, "")
+    record = recorded(observed)
+    intent, basis = present_intent(observed, record)
+    base = Planning(intent, record, None, Reason.INSPECTING_MODEL, "")
 
-    if base.intent in base.record.planned:
-        return replace(_with(base, base.record.planned[base.intent]), delete_pods=_leftover(observed))
     try:
+        if intent in record.planned:
+            check(observed.references)
+            planned = replace(record.planned[intent], basis=basis)
+            known = replace(base, record=record.with_planned(intent, planned))
+            return replace(_with(known, planned), delete_pods=_leftover(observed))
         looked, shape = _look(base, observed, surroundings, now)
         if shape is None:
             check(observed.references)  # the pod that looks mounts them too
@@ -98,7 +100,7 @@ def plan_workers(observed: Observed, surroundings: Surroundings, now: float) -> 
         return _wrong(base, error)
     try:
         # What cannot fit is said first: no Secret that is made would change it.
-        fresh = _fresh(looked, observed, surroundings, shape)
+        fresh = _fresh(looked, basis, observed, surroundings, shape)
         if fresh.planned is not None:
             check(observed.references)
         return fresh
@@ -106,10 +108,31 @@ def plan_workers(observed: Observed, surroundings: Surroundings, now: float) -> 
         return _wrong(looked, error)
 
 
-def _record(observed: Observed) -> Record:
+def recorded(observed: Observed) -> Record:
+    """The plans and templates that are kept for the resource."""
     config_map = observed.child("ConfigMap", plan_name(observed.resource))
     ours = config_map is not None and owned_by(config_map, observed.resource)
     return Record.from_config_map(config_map if ours else None)
+
+
+def present_intent(observed: Observed, record: Record | None = None) -> tuple[str, Basis | None]:
+    """The intent of the resource as it stands, and what it is made from.
+
+    record: what is kept for the resource; read only where it matters, unless it is given
+    """
+    resource = observed.resource
+    if not references_of(resource.spec):
+        return intent_hash(resource), None
+    live = observed.child("Deployment", resource.name)
+    labels = live["spec"]["template"]["metadata"].get("labels") or {} if live is not None else {}
+    running = labels.get(names.INTENT_LABEL, "")
+    return recorded_intent(resource, observed.references, record or recorded(observed), running)
+
+
+def _is_planned(observed: Observed) -> bool:
+    record = recorded(observed)
+    intent, _ = present_intent(observed, record)
+    return intent in record.planned
 
 
 def _wrong(base: Planning, error: SizingError) -> Planning:
@@ -120,7 +143,9 @@ def _with(base: Planning, planned: Planned) -> Planning:
     return replace(base, planned=planned, reason=Reason.FITS, message=summary(planned.plan))
 
 
-def _fresh(base: Planning, observed: Observed, surroundings: Surroundings, shape: ModelShape) -> Planning:
+def _fresh(
+    base: Planning, basis: Basis | None, observed: Observed, surroundings: Surroundings, shape: ModelShape
+) -> Planning:
     resource = observed.resource
     spec = resource.spec
     image = spec.worker.image or surroundings.worker_image
@@ -138,7 +163,7 @@ def _fresh(base: Planning, observed: Observed, surroundings: Surroundings, shape
         kept_off = f"workers keep off nodes with {avoid[0]} {', '.join(avoid[1])}: their devices have less memory"
         plan = replace(plan, warnings=(*plan.warnings, kept_off))
     template = worker_template(resource, base.intent, image, plan.memory.weights_bytes, avoid)
-    planned = Planned(plan.to_json(), template)
+    planned = Planned(plan.to_json(), template, basis)
     return _with(replace(base, record=base.record.with_planned(base.intent, planned)), planned)
 
 

@@ -14,6 +14,7 @@ from kvtide_operator.children.secret import admin_secret, token_of
 from kvtide_operator.children.service import service
 from kvtide_operator.children.worker_template import admin_secret_name
 from kvtide_operator.plan.record import Planned, Record
+from kvtide_operator.plan.references import unreadable
 from kvtide_operator.reconcile import conditions as judge
 from kvtide_operator.reconcile.actions import Actions
 from kvtide_operator.reconcile.diff import differs
@@ -176,8 +177,11 @@ def _taken(observed: Observed, wanted: list[Manifest]) -> tuple[Trouble, ...]:
 
 
 def _troubles(observed: Observed, live: Live | None) -> tuple[Trouble, ...]:
-    """What keeps pods from being made, or the inspect pod from looking."""
-    found = []
+    """What keeps pods from being made or from following a Secret, or the inspect pod from looking."""
+    found = [
+        Trouble(Reason.REFERENCE_UNREADABLE, message)
+        for message in unreadable(observed.resource.spec, observed.references)
+    ]
     refused = deployment_trouble(live)
     if refused is not None:
         found.append(Trouble(Reason.APPLY_REFUSED, refused))

@@ -6,10 +6,10 @@ from kvtide_operator.api import names
 from kvtide_operator.api.conditions import ConditionType, Reason
 from kvtide_operator.api.spec import DeviceKind
 from kvtide_operator.children.manifest import owned_by
-from kvtide_operator.plan.intent import intent_hash
 from kvtide_operator.plan.record import Planned
 from kvtide_operator.plan.room import free_devices, places, wanted_by
 from kvtide_operator.reconcile.observed import Live, Observed, Surroundings
+from kvtide_operator.reconcile.planning import present_intent
 from kvtide_operator.reconcile.pods import PodView, Trouble
 
 _NO_PLACE = (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE)
@@ -70,7 +70,8 @@ def _intent(live: Live) -> str:
 
 
 def _wanted(observed: Observed) -> str:
-    return intent_hash(observed.resource, observed.references)
+    intent, _ = present_intent(observed)
+    return intent
 
 
 def _waits(pod: PodView, intent: str) -> bool:
