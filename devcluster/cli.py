@@ -14,7 +14,7 @@ from devcluster import binaries, cluster, forwarder, process
 from devcluster import images as images_of
 from devcluster.components import all_components
 from devcluster.model import smollm2_gguf
-from devcluster.paths import KUBECONFIG
+from devcluster.paths import KUBECONFIG, REPOSITORY
 from devcluster.screenshot import screenshot as take_screenshot
 from devcluster.state import State, locked, required
 from devcluster.steps import console
@@ -142,9 +142,15 @@ def unforward(target: str) -> None:
 @main.command()
 @click.option("--only", type=click.Choice(images_of.PARTS), help="Build the image of this part alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the names as JSON: one object, part to image.")
-def images(only: str | None, as_json: bool) -> None:
+@click.option(
+    "--source",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    default=REPOSITORY,
+    help="Another checkout of this repository to build from. Default: this one.",
+)
+def images(only: str | None, as_json: bool, source: Path) -> None:
     """Build the operator's and the worker's images, load them into the node, and print their names."""
-    names = images_of.build_and_load([only] if only else images_of.PARTS)
+    names = images_of.build_and_load([only] if only else images_of.PARTS, source)
     click.echo(json.dumps(names) if as_json else "\n".join(names.values()))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -35,8 +36,10 @@ BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CERTIFICATES = Path("/etc/ssl/certs")
 
 
-def build_and_load(parts: Sequence[str] = PARTS) -> dict[str, str]:
+def build_and_load(parts: Sequence[str] = PARTS, source: Path = REPOSITORY) -> dict[str, str]:
     """Build the images of these parts, load what the node lacks of them, and give each part's image by name and tag.
+
+    source: another checkout of the repository, such as one of an earlier commit
 
     The tag is the beginning of the image's digest: the same content has the same name. Raises RuntimeError with the
     build's last words, or where the cluster is not up.
@@ -49,9 +52,9 @@ def build_and_load(parts: Sequence[str] = PARTS) -> dict[str, str]:
         base = _base_image()
         for part in parts:
             with step(f"building the {part}'s image"):
-                _build(part, base)
+                _build(part, base, source)
             with step(f"loading the {part}'s image into the node"):
-                _remember(part, _load(part))
+                _remember(part, _load(part, source))
         # What no name leads to any more: the layers of earlier builds. A build that was cut off leaves a container,
         # which holds on to its layers.
         buildah("rm", "--all")
@@ -67,19 +70,19 @@ def loaded() -> dict[str, list[str]]:
     return found
 
 
-def _build(part: str, base: str) -> None:
+def _build(part: str, base: str, source: Path) -> None:
     options = ["--layers", "--isolation", "chroot", "--network", "host", "--format", "oci"]
     options += ["--build-arg", f"BASE={base}"]
     if os.environ.get("PIP_CERT"):
         # Behind a certificate authority of one's own, the build must know it as the machine does.
         options += ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
         options += ["--build-arg", f"PIP_CERT={CERTIFICATES / 'ca-certificates.crt'}"]
-    options += ["--tag", _local_name(part), "--file", str(REPOSITORY / part / "Dockerfile")]
-    buildah("bud", *options, str(REPOSITORY))
+    options += ["--tag", _local_name(part, source), "--file", str(source / part / "Dockerfile")]
+    buildah("bud", *options, str(source))
 
 
-def _load(part: str) -> str:
-    image = stored_image(_local_name(part))
+def _load(part: str, source: Path) -> str:
+    image = stored_image(_local_name(part, source))
     name = f"kvtide/{part}:dev-{image.digest.removeprefix('sha256:')[:12]}"
     if _full_name(name) not in containerd.image_names():
         present = containerd.blob_digests()
@@ -125,5 +128,7 @@ def _full_name(name: str) -> str:
     return f"docker.io/{name}"
 
 
-def _local_name(part: str) -> str:
-    return f"localhost/kvtide/{part}:latest"
+def _local_name(part: str, source: Path) -> str:
+    """A name for each checkout's folder name, so that the layers of neither are pruned with the other's builds."""
+    tag = "latest" if source == REPOSITORY else re.sub(r"[^a-z0-9._-]", "-", source.name.lower()).lstrip("-.")
+    return f"localhost/kvtide/{part}:{tag}"
