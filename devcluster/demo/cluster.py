@@ -101,14 +101,14 @@ class Cluster:
         return answer.raise_for_status().json()
 
 
-def install(cluster: Cluster, images: dict[str, str]) -> str:
-    """`helm upgrade --install` the operator with freshly built images, and wait for it. Gives helm's notes."""
+def install(cluster: Cluster, images: dict[str, str], chart: str = "charts/kvtide") -> str:
+    """`helm upgrade --install` the operator with these images, and wait for it. Gives helm's notes."""
     settings = []
     for part, key in (("operator", "image"), ("worker", "worker.image")):
         repository, tag = images[part].rsplit(":", 1)
         settings += ["--set-string", f"{key}.repository={repository},{key}.tag={tag}"]
     return cluster.helm(
-        "upgrade", "--install", "kvtide", "charts/kvtide", "--namespace", "kvtide-system", "--create-namespace",
+        "upgrade", "--install", "kvtide", chart, "--namespace", "kvtide-system", "--create-namespace",
         "--wait", "--timeout", "120s", *settings,
     )  # fmt: skip
 
