@@ -292,6 +292,7 @@ def test_preempts_the_newest_and_keeps_its_tokens() -> None:
     assert bench.finished == ["old", "new"]
     assert len(new.output_token_ids) == 12
     assert new.output_token_ids[: len(kept)] == kept
+    assert bench.scheduler.recomputed_tokens == 8  # 7 of the prompt, 1 of the 2 generated: the last was not computed
 
 
 def test_a_preempted_request_recomputes_prompt_and_output() -> None:
@@ -306,6 +307,7 @@ def test_a_preempted_request_recomputes_prompt_and_output() -> None:
     bench.scheduler.remove(request)
     assert bench.step() == {"b": 7}  # 5 of the prompt, 2 generated
     assert bench.scheduler.preemptions == 0  # a limit is no want of blocks
+    assert bench.scheduler.recomputed_tokens == 6  # all but the last generated one, which never was
 
 
 @pytest.mark.parametrize(("asked", "in_force"), [(0, 1), (1, 1), (3, 3), (4, 4), (9, 4)])

@@ -150,7 +150,7 @@ def test_the_metrics_that_dashboards_query_are_there(server: Server) -> None:
         "vllm:inter_token_latency_seconds_bucket", "vllm:time_per_output_token_seconds_bucket",
         "vllm:e2e_request_latency_seconds_bucket", "vllm:request_prompt_tokens_bucket",
         "vllm:request_generation_tokens_bucket", "kvtide_kv_capacity_tokens", "kvtide_queued_prompt_tokens",
-        "kvtide_batch_limit",
+        "kvtide_batch_limit", "kvtide_recomputed_tokens_total",
     ):  # fmt: skip
         assert re.search(rf'^{name}{{[^}}]*model_name="{MODEL_NAME}"', text, re.MULTILINE), name
     assert re.search(r'^vllm:cache_config_info{[^}]*block_size="16"[^}]*num_gpu_blocks="\d+"', text, re.MULTILINE)

@@ -245,6 +245,7 @@ class Engine:
             last_step_seconds=self._last_step_seconds,
             memory=self._measured_memory(),
             preemptions=scheduler.preemptions,
+            recomputed_tokens=scheduler.recomputed_tokens,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             requests=self._arrivals,

@@ -207,9 +207,10 @@ class KvFormat(msgspec.Struct, frozen=True):
 class EngineState(msgspec.Struct, frozen=True):
     """The numbers of `/v1/state` and `/metrics`, taken between two steps. `sampled_at` is Unix time in seconds.
 
-    Blocks: live + cached + free = num_blocks, in all tables; a sequence has block_tables of these. The last six count
-    since the start: preemptions for want of blocks, tokens of prompts that were computed, tokens generated, requests
-    that were not refused, tokens of prompts that were looked for in the prefix cache, and those of them found there.
+    Blocks: live + cached + free = num_blocks, in all tables; a sequence has block_tables of these. The last seven
+    count since the start: preemptions for want of blocks, tokens of prompts that were computed, tokens generated,
+    requests that were not refused, tokens of prompts that were looked for in the prefix cache, those of them found
+    there, and tokens that were computed again after their blocks were lost.
     """
 
     sampled_at: float
@@ -235,6 +236,7 @@ class EngineState(msgspec.Struct, frozen=True):
     requests: int
     prefix_cache_queries: int
     prefix_cache_hits: int
+    recomputed_tokens: int = 0
 
     @property
     def capacity_tokens(self) -> int:

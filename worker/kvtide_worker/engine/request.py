@@ -21,6 +21,7 @@ class Request:
     leader:           whose prompt it has too, and waits for; followers: those that wait for this one
     put_back:         whether it has run and waits again: it goes before those of its priority that have not
     preemptions:      how often it lost its blocks to others
+    lost_tokens:      what was computed of it when it last lost its blocks
     passed:           how many later ones were let in before it since it waits
     cached_tokens:    of the prompt, those that were there already when it was first let in
     grammar:          what the answer must match, once it is compiled
@@ -38,6 +39,7 @@ class Request:
     followers: list[Request] = field(default_factory=list)
     put_back: bool = False
     preemptions: int = 0
+    lost_tokens: int = 0
     passed: int = 0
     cached_tokens: int | None = None
     grammar: Grammar | None = None

@@ -67,6 +67,7 @@ class Scheduler:
         self.max_batch_limit = max_batch_limit
         self.batch_limit = max_batch_limit
         self.preemptions = 0
+        self.recomputed_tokens = 0
         self.prefix_queries = self.prefix_hits = 0
         self._following: set[Request] = set()
         self._blocks = blocks
@@ -250,6 +251,7 @@ class Scheduler:
 
     def _put_back(self, request: Request) -> None:
         del self.running[bisect_left(self.running, request.rank, key=_RANK)]
+        request.lost_tokens = request.blocks.num_tokens
         self._blocks.release(request.blocks)
         request.put_back = True
         insort(self.waiting, request, key=_PLACE)
@@ -286,6 +288,8 @@ class Scheduler:
             if reuse and request.blocks.chain is not None:
                 self.prefix_queries += len(request.prompt_token_ids)
                 self.prefix_hits += request.cached_tokens
+        else:
+            self.recomputed_tokens += max(0, request.lost_tokens - request.blocks.num_tokens)
         request.passed = 0
         insort(self.running, request, key=_RANK)
         return True

@@ -39,6 +39,8 @@ class EngineCollector(Collector):
         yield self._gauge("vllm:num_requests_running", "Requests in the engine's batch.", state.running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait for KV blocks or a place.", state.waiting)
         yield self._counter("vllm:num_preemptions", "Requests that lost their blocks.", state.preemptions)
+        again = "Tokens computed again after their blocks were lost."
+        yield self._counter("kvtide_recomputed_tokens", again, state.recomputed_tokens)
         for kind in ("prefix_cache", "gpu_prefix_cache"):
             looked_up, found = state.prefix_cache_queries, state.prefix_cache_hits
             yield self._counter(f"vllm:{kind}_queries", "Prompt tokens looked up in the prefix cache.", looked_up)

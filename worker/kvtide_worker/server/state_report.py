@@ -73,6 +73,7 @@ def state_report(
         "limits": limits,
         "counters": {
             "preemptions": state.preemptions,
+            "recomputedTokens": state.recomputed_tokens,
             "promptTokens": state.prompt_tokens,
             "generationTokens": state.generation_tokens,
             "requests": state.requests,
