@@ -12,7 +12,7 @@ from tests.chart.conftest import NAMESPACE, ROOT, Manifest, Render, of_kind
 Right = tuple[str, str, str]
 LEASE = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}
 MEASURED = {("", "configmaps", verb) for verb in ("get", "create", "patch")}
-NODES = {("", "nodes", "list")}
+NODES = {("", "nodes", "list"), ("resource.k8s.io", "resourceslices", "list")}
 CERTIFICATES = {("", "secrets", verb) for verb in ("get", "create", "update")}
 WEBHOOK = {("admissionregistration.k8s.io", "validatingwebhookconfigurations", verb) for verb in ("get", "update")}
 

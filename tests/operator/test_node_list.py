@@ -15,15 +15,23 @@ Json = dict[str, Any]
 class Cluster:
     """Nodes by their names, or the status with which the API server refuses."""
 
-    def __init__(self, *names: str, refusal: int | None = None) -> None:
+    def __init__(
+        self, *names: str, refusal: int | None = None, slices: dict[str, list[Json] | int] | None = None
+    ) -> None:
         self.names = list(names)
+        self.slices = slices or {}
         self.refusal = refusal
         self.lists = 0
         self.answers = asyncio.Event()
         self.answers.set()
 
     async def list_all(self, kind: str, namespace: str | None, selector: str = "") -> list[Json]:
-        assert (kind, namespace, selector) == ("Node", None, "")
+        assert (namespace, selector) == (None, "")
+        if kind != "Node":
+            offered = self.slices.get(kind, 404)
+            if isinstance(offered, int):
+                raise ApiError(offered, f"no {kind}")
+            return offered
         self.lists += 1
         await self.answers.wait()
         if self.refusal is not None:
@@ -67,6 +75,26 @@ async def test_no_right_to_list_is_no_error_and_not_asked_for_on_every_pass(cloc
 async def test_an_api_server_that_does_not_answer_fails_the_pass() -> None:
     with pytest.raises(ApiError):
         await Nodes(cast(Kube, Cluster(refusal=0))).read()
+
+
+OFFERED = {
+    "driver": "gpu.nvidia.com", "nodeName": "a", "pool": {"name": "a", "generation": 1, "resourceSliceCount": 1},
+    "devices": [{"attributes": {"type": {"string": "gpu"}}, "capacity": {"memory": {"value": "24Gi"}}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("slices", "seen"),
+    [
+        ({"ResourceSlice": [{"spec": OFFERED}]}, [24 << 30]),
+        ({"ResourceSlice v1beta1": [{"spec": OFFERED}]}, [24 << 30]),  # before Kubernetes 1.34
+        ({}, []),  # without DRA
+        ({"ResourceSlice": 403, "ResourceSlice v1beta1": 403}, []),  # a right of a later version of the chart
+    ],
+)
+async def test_what_drivers_offer_is_read_with_the_nodes(slices: dict[str, list[Json] | int], seen: list[int]) -> None:
+    (node,) = await Nodes(cast(Kube, Cluster("a", slices=slices))).read() or ()
+    assert [device.memory_bytes for device in node.offered] == seen
 
 
 async def test_who_asks_at_once_shares_one_list_and_one_error() -> None:

@@ -42,6 +42,8 @@ _PATHS = {
     "Secret": ("/api/v1", "secrets"),
     "ConfigMap": ("/api/v1", "configmaps"),
     "Event": ("/api/v1", "events"),
+    "ResourceSlice": ("/apis/resource.k8s.io/v1", "resourceslices"),
+    "ResourceSlice v1beta1": ("/apis/resource.k8s.io/v1beta1", "resourceslices"),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),

@@ -5,15 +5,12 @@ from dataclasses import replace
 from typing import ClassVar
 
 from kvtide_operator.api.spec import DeviceKind, LLMDeploymentSpec
-from kvtide_operator.plan.nodes import NodeDevices, obstacle
+from kvtide_operator.plan.nodes import NAMED, NodeDevices, obstacle, through_dra_alone
 from kvtide_sizing.devices import mig
 from kvtide_sizing.devices.device import Device, device_named, device_of
-from kvtide_sizing.devices.node import device_of_node
 from kvtide_sizing.errors import SizingError, UnknownDevice
 from kvtide_sizing.quantity import MIB, format_bytes, parse_quantity
 
-# So many nodes are named in a message; of the others only the number is said.
-_NAMED = 3
 # Labels that tell nodes with one device from nodes with another, the most telling first.
 _TELLING = ("nvidia.com/gpu.product", "nvidia.com/gpu.memory", "amd.com/gpu.product-name", "kubernetes.io/hostname")
 
@@ -137,7 +134,7 @@ def too_small(spec: LLMDeploymentSpec, nodes: Sequence[NodeDevices] | None) -> t
         if obstacle(node, spec.worker, name, spec.device.count) is not None:
             continue
         try:
-            device = device_of_node(node.labels, node.allocatable, name)
+            device = node.device(name)
         except UnknownDevice:
             continue
         if device is not None:
@@ -182,7 +179,7 @@ def _devices(
     found, silent = [], []
     for node in _open_nodes(spec, nodes):
         try:
-            device = device_of_node(node.labels, node.allocatable, name)
+            device = node.device(name)
         except UnknownDevice as error:
             silent.append((node, error))
             continue
@@ -205,6 +202,9 @@ def _open_nodes(spec: LLMDeploymentSpec, nodes: Sequence[NodeDevices] | None) ->
         )
     having = [node for node in nodes if node.devices(name) > 0]
     if not having:
+        offered = through_dra_alone(nodes, name)
+        if offered:
+            raise NoDevice(f"{_NOT_GIVEN} of {_nodes(len(nodes))} none has {name} to allocate: {offered}")
         raise NoDevice(
             f"{_NOT_GIVEN} of {_nodes(len(nodes))} none has {name} to allocate: add a node whose device plugin offers"
             f" it, or write device.memory, such as 40Gi, to plan before there is one"
@@ -231,8 +231,8 @@ def _telling_label(wanted: Sequence[NodeDevices], others: Sequence[NodeDevices])
 
 def _listed(parts: Iterable[str]) -> str:
     named = list(parts)
-    more = len(named) - _NAMED
-    return ", ".join(named[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(named) - NAMED
+    return ", ".join(named[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _nodes(count: int) -> str:

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtide_operator.api.worker import WorkerSpec
+from kvtide_operator.plan.dra import OfferedDevice, only_offered
+from kvtide_sizing.devices.device import Device
+from kvtide_sizing.devices.node import device_of_node
+from kvtide_sizing.errors import UnknownDevice
 
+# So many nodes are named in a message; of the others only the number is said.
+NAMED = 3
 # A PreferNoSchedule taint keeps nobody away.
 _REPELLING = ("NoSchedule", "NoExecute")
 
@@ -28,6 +34,7 @@ class NodeDevices:
 
     allocatable:  amounts by resource name, as the API server writes them
     ready:        its kubelet says so; of one that does not, what it has to allocate is what it had
+    offered:      devices that it offers through DRA, whether it has them allocatable too or not
     """
 
     name: str
@@ -36,6 +43,7 @@ class NodeDevices:
     taints: tuple[Taint, ...] = ()
     unschedulable: bool = False
     ready: bool = True
+    offered: tuple[OfferedDevice, ...] = ()
 
     @classmethod
     def parse(cls, node: Mapping[str, Any]) -> "NodeDevices":
@@ -56,9 +64,40 @@ class NodeDevices:
         )
 
     def devices(self, resource_name: str) -> int:
-        """How many devices of this kind it has for pods, those in use included."""
+        """How many devices of this kind it has for pods that ask by that name, those in use included."""
         amount = self.allocatable.get(resource_name, "0")
         return int(amount) if amount.isdigit() else 0
+
+    def device(self, resource_name: str) -> Device | None:
+        """One of its devices of this kind, None where it has none for pods that ask by that name.
+
+        Where its labels do not tell the memory, what it offers through DRA does: the least of that kind. Raises
+        UnknownDevice where neither does.
+        """
+        try:
+            return device_of_node(self.labels, self.allocatable, resource_name)
+        except UnknownDevice:
+            told = [one for one in self.offered if one.resource_name == resource_name]
+            if not told:
+                raise
+            return min(told, key=lambda one: one.memory_bytes).device()
+
+    def unasked(self, resource_name: str) -> str:
+        """What it offers of this kind through DRA alone, which pods that ask by that name do not get; or empty."""
+        return only_offered(self.offered, resource_name) if self.devices(resource_name) == 0 else ""
+
+
+def through_dra_alone(nodes: Iterable[NodeDevices], resource_name: str) -> str:
+    """What nodes offer of this kind through DRA alone, and what would let pods have it; empty where none does."""
+    found = [f"{node.name} has {what}" for node in nodes if (what := node.unasked(resource_name))]
+    if not found:
+        return ""
+    more = f" and {len(found) - NAMED} more nodes" if len(found) > NAMED else ""
+    return (
+        f"{', '.join(found[:NAMED])}{more} through DRA alone, and workers ask by the name {resource_name}, not by"
+        f" ResourceClaims: run the device plugin there, or give the DeviceClass gpu.nvidia.com the extendedResourceName"
+        f" {resource_name} (Kubernetes 1.34, feature gate DRAExtendedResource) and write device.memory"
+    )
 
 
 def obstacle(node: NodeDevices, worker: WorkerSpec, resource_name: str, count: int) -> str | None:

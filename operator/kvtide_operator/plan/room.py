@@ -7,15 +7,12 @@ from typing import Any
 
 from kvtide_operator.api.worker import WorkerSpec
 from kvtide_operator.plan.amount import amount
-from kvtide_operator.plan.nodes import NodeDevices, obstacle
-from kvtide_sizing.devices.node import device_of_node
+from kvtide_operator.plan.nodes import NAMED, NodeDevices, obstacle, through_dra_alone
 from kvtide_sizing.errors import UnknownDevice
 from kvtide_sizing.quantity import format_bytes
 
 Amounts = Mapping[str, Decimal]
 _ENDED = ("Succeeded", "Failed")
-# So many nodes that would take no worker are named in a message.
-_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -102,13 +99,15 @@ def free_devices(nodes: Sequence[NodeDevices], claims: Iterable[Claim], worker: 
     told = [f"{left} of {having} with {size} free" for (_, size), (left, having) in sorted(sizes.items())]
     if not told:
         told = [f"no node that would take a worker has {resource_name}"]
-    more = f" and {len(closed) - _NAMED} more nodes" if len(closed) > _NAMED else ""
-    return ", ".join(told) + (f"; not to be had: {', '.join(closed[:_NAMED])}{more}" if closed else "")
+    more = f" and {len(closed) - NAMED} more nodes" if len(closed) > NAMED else ""
+    not_had = f"; not to be had: {', '.join(closed[:NAMED])}{more}" if closed else ""
+    offered = through_dra_alone(nodes, resource_name)
+    return ", ".join(told) + not_had + (f"; {offered}" if offered else "")
 
 
 def _size(node: NodeDevices, resource_name: str) -> tuple[int, str]:
     try:
-        device = device_of_node(node.labels, node.allocatable, resource_name)
+        device = node.device(resource_name)
     except UnknownDevice:
         device = None
     return (device.memory_bytes, format_bytes(device.memory_bytes)) if device else (0, "memory that no label tells")
