@@ -192,6 +192,8 @@ def _prometheus() -> Component:
         "storage.tsdb.path": RUN / "prometheus",
         "storage.tsdb.retention.time": "2d",
         "web.listen-address": f"127.0.0.1:{prometheus.PORT}",
+        "web.console.templates": prometheus.CONSOLES,
+        "web.console.libraries": prometheus.CONSOLES,
     }
     probe = Probe(prometheus.PORT, "/-/ready")
     return Component("prometheus", _inside("prometheus", flags), probe)

@@ -6,6 +6,7 @@ and hands over what it finds as a file: the labels and their meaning are those o
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,6 +16,8 @@ from devcluster.paths import RUN
 PORT = 9090
 SCRAPE_INTERVAL = "2s"
 FILE = RUN / "prometheus.yaml"
+# Pages that Prometheus serves under /consoles/.
+CONSOLES = Path(__file__).resolve().parent / "consoles"
 TARGETS = RUN / "targets.json"
 
 

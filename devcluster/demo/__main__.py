@@ -23,13 +23,8 @@ NAME = "smollm2"
 EXAMPLE = "examples/smollm2.yaml"
 QUESTION = "What is the capital of France? Answer in one sentence."
 STREAMS = 48
-# Load, KV in use, batch limits and replicas, on one page.
-GRAPHS = (
-    f'sum by (__name__) ({{__name__=~"vllm:num_requests_(running|waiting)",llmdeployment="{NAME}"}})',
-    f'max by (pod) (vllm:kv_cache_usage_perc{{llmdeployment="{NAME}"}})',
-    f'max by (__name__) ({{__name__=~"kvtide_llmdeployment_(desired|ready)_replicas",name="{NAME}"}})',
-    f'max by (pod) (kvtide_batch_limit{{llmdeployment="{NAME}"}})',
-)
+# Of the page with load, KV in use, batch limits and replicas: devcluster/consoles/kvtide.html.
+PAGE_HEIGHT = 740
 
 console = Console(highlight=False)
 
@@ -138,15 +133,17 @@ async def load_and_watch(cluster: Cluster, url: str) -> tuple[float, list[Stream
     return scaled_after, results, start
 
 
+def page(cluster: Cluster, minutes: int) -> str:
+    """The page of Prometheus's that shows it all."""
+    asked = urlencode({"name": NAME, "namespace": NAMESPACE, "minutes": minutes})
+    return f"{cluster.prometheus_url}/consoles/kvtide.html?{asked}"
+
+
 def picture(cluster: Cluster, minutes: int) -> str:
-    """Take a screenshot of Prometheus's own graph page; tells where it is, or why there is none."""
-    parameters: dict[str, str] = {}
-    for number, expression in enumerate(GRAPHS):
-        parameters |= {f"g{number}.expr": expression, f"g{number}.tab": "0", f"g{number}.range_input": f"{minutes}m"}
+    """Take a screenshot of that page; tells where it is, or why there is none."""
     target = ROOT / "out" / "prometheus.png"
-    url = f"{cluster.prometheus_url}/classic/graph?{urlencode(parameters)}"
     try:
-        screenshot(url, target, height=100 + 720 * len(GRAPHS))
+        screenshot(page(cluster, minutes), target, height=PAGE_HEIGHT)
     except (RuntimeError, subprocess.SubprocessError) as problem:
         return f"could not be taken: {problem}"
     return str(target)
@@ -208,11 +205,13 @@ def tell() -> None:
         f"\nlowest batch limit          {limits[0]} to {limits[-1]} sequences"
         f"\nthe whole demo              {time.monotonic() - began:4.0f} s"
     )
-    image = picture(cluster, minutes=max(2, int((time.time() - load_start) / 60) + 1))
+    minutes = max(2, int((time.time() - load_start) / 60) + 1)
+    image = picture(cluster, minutes)
     console.print(
         f"\nLook around:\n  the model        {url}  (any OpenAI client, model {NAME})"
+        f"\n  its graphs       {page(cluster, minutes)}"
+        f"\n  a picture        {image}"
         f"\n  Prometheus       {cluster.prometheus_url}"
-        f"\n  its graph page   {image}"
         f'\n  kubectl, helm    eval "$({sys.executable} -m devcluster env)"; kubectl get llmd'
         f"\n  remove it all    make down",
         soft_wrap=True,

@@ -1,7 +1,11 @@
 """Load moves the replicas and the batch limit, up and down, and no stream is lost on the way."""
 
 import asyncio
+import html
+import re
 import time
+
+import httpx2
 
 from bench.traffic import Traffic
 from devcluster.demo.cluster import Cluster, wait_until
@@ -56,6 +60,16 @@ async def test_up_under_load_down_after_it_operator_killed_in_between(operator: 
     served_by = operator.query(f"vllm:generation_tokens_total{worker} > 0")
     assert service_url(operator, NAME) == url
     assert served_by
+    graphs = graphs_of_the_page(operator)
+    assert len(graphs) == 6
+    assert [expression for expression in graphs if not operator.query(expression)] == []
+
+
+def graphs_of_the_page(cluster: Cluster) -> list[str]:
+    """The expressions on the page that the demo shows."""
+    asked = {"name": NAME, "namespace": NAMESPACE}
+    page = httpx2.get(f"{cluster.prometheus_url}/consoles/kvtide.html", params=asked, timeout=10).raise_for_status()
+    return [html.unescape(expression) for expression in re.findall(r'data-expr="([^"]*)"', page.text)]
 
 
 def busiest(cluster: Cluster, name: str) -> str:
