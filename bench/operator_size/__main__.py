@@ -115,7 +115,7 @@ class Run:
     async def go(self) -> Outcome:
         options = self.options
         plane = await control_plane.start(self.processes)
-        self.say(f"the API server is ready at {plane.server}, logs in {self.processes.folder}")
+        self.say(f"the API server is ready at {plane.server}, logs in {self.processes.logs}")
         api = Api(plane)
         workers = self.processes.start("workers", [sys.executable, "-m", "bench.operator_size.workers"])
         kubelet = Kubelet(api, workers, resources.idle_state(options.workers))
@@ -254,13 +254,16 @@ def main() -> None:
     parser.add_argument("--between", default=0.3, **seconds, help="pause after each (default: 0.3)")
     parser.add_argument("--settle", default=60.0, **seconds, help="pause before the quiet stretch (default: 60)")
     parser.add_argument("--quiet", default=180.0, **seconds, help="the quiet stretch (default: 180; flat: 1800)")
+    parser.add_argument("--logs", metavar="FOLDER", help="keep the logs here (default: in a temporary folder)")
     options = parser.parse_args()
     soft, hard = limits.getrlimit(limits.RLIMIT_NOFILE)
     if soft < hard:
         limits.setrlimit(limits.RLIMIT_NOFILE, (hard, hard))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if options.logs:
+        Path(options.logs).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvtide-size-") as folder:
-        processes = Processes(Path(folder))
+        processes = Processes(Path(folder), Path(options.logs or folder))
         try:
             show(options, asyncio.run(Run(options, processes).go()))
         except KeyboardInterrupt:

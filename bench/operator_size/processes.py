@@ -18,14 +18,15 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass
 class Processes:
-    """What was started, in its order. Logs go to `folder`."""
+    """What was started, in its order."""
 
     folder: Path
+    logs: Path
     started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, command: Sequence[str], env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Starts one in a session of its own, so that Ctrl-C comes to us alone; its input is a pipe."""
-        with (self.folder / f"{name}.log").open("ab") as log:
+        with (self.logs / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.PIPE,
@@ -41,7 +42,7 @@ class Processes:
         """Raises RuntimeError with the last words of a process that has ended."""
         for name, process in self.started.items():
             if process.poll() is not None:
-                words = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
+                words = (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
                 raise RuntimeError(f"{name} ended with status {process.returncode}:\n" + "\n".join(words))
 
     def stop(self, within_s: float = 5.0) -> None:

@@ -1,12 +1,19 @@
-"""The canary: a quiet watch is touched, one that echoes is well, one that does not is told to the kubelet."""
+"""The canary: what Kopf does not tell is seen by a list, put right, and told to the kubelet until it speaks."""
+
+from typing import cast
 
 import pytest
 
 from kvtide_operator.api import names
 from kvtide_operator.edge import canary as edge_canary
-from kvtide_operator.edge.canary import QUIET_S, Canary
+from kvtide_operator.edge.canary import Canary
+from kvtide_operator.edge.cluster import compact
 from kvtide_operator.edge.health import Health
-from kvtide_operator.edge.kube import ApiError
+from kvtide_operator.edge.kube import Kube
+from kvtide_operator.edge.store import Key, Store, version_of
+from tests.operator.api_server import ApiServer, Json
+
+CHAT = ("team", "chat")
 
 
 class Clock:
@@ -19,107 +26,98 @@ class Clock:
         return self.now
 
 
-class Cluster:
-    """What was touched; `broken` is answered with this status, and `echoes` come back at once."""
+class Operator:
+    """The store that Kopf feeds, and whom passes were asked for."""
 
-    def __init__(self) -> None:
-        self.touched: list[tuple[str, str, str]] = []
-        self.broken: int | None = None
-        self.echoes: Canary | None = None
+    def __init__(self, server: ApiServer) -> None:
+        self.store: Store[bytes] = Store(compact)
+        self.woken: list[Key] = []
+        self.canary = Canary(cast(Kube, server), (), self.store, self.woken.append)
 
-    async def touch(self, kind: str, namespace: str, name: str) -> None:
-        self.touched.append((kind, namespace, name))
-        if self.broken is not None:
-            raise ApiError(self.broken, "no")
-        if self.echoes is not None:
-            self.echoes.heard(kind, namespace, name, gone=False)
+    def tell(self, thing: Json) -> None:
+        """An event reaches Kopf's handler."""
+        self.canary.heard(CHAT, version_of(thing))
+        self.store.happened(thing)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(edge_canary, "time", clock)
+    monkeypatch.setattr("kvtide_operator.edge.health.time", clock)
     return clock
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
+def server() -> ApiServer:
+    return ApiServer()
 
 
 @pytest.fixture
-def canary(clock: Clock, cluster: Cluster) -> Canary:
-    return Canary(cluster.touch)
+def operator(server: ApiServer, clock: Clock) -> Operator:
+    return Operator(server)
 
 
-async def test_where_events_come_nothing_is_written(canary: Canary, cluster: Cluster, clock: Clock) -> None:
-    canary.heard("Pod", "team", "chat-a", gone=False)
-    for _ in range(20):
-        clock.now += QUIET_S - 1
-        canary.heard("Pod", "team", "chat-a", gone=False)
-        await canary.look("Pod")
-    assert cluster.touched == []
-    assert canary.beat("Pod") == clock.now
+def resource(replicas: int) -> Json:
+    metadata = {"namespace": "team", "name": "chat"}
+    return {"kind": names.KIND, "metadata": metadata, "spec": {"replicas": replicas}}
 
 
-async def test_a_quiet_watch_is_touched_and_well_where_it_echoes(
-    canary: Canary, cluster: Cluster, clock: Clock
+async def test_where_everything_was_told_nothing_is_owed_and_nothing_written(
+    operator: Operator, server: ApiServer, clock: Clock
 ) -> None:
-    canary.heard("Pod", "team", "chat-a", gone=False)
-    cluster.echoes = canary
+    operator.tell(server.keep(resource(1)))
+    written = server.revision
     for _ in range(10):
-        clock.now += QUIET_S
-        await canary.look("Pod")
-        assert canary.beat("Pod") == clock.now
-    assert cluster.touched == [("Pod", "team", "chat-a")] * 10
+        clock.now += 60
+        await operator.canary.look()
+        assert operator.canary.beat() == clock.now
+    assert (operator.woken, server.revision, server.gets_asked) == ([], written, [])
 
 
-async def test_a_watch_that_stalls_is_told_to_the_kubelet_until_it_speaks(
-    canary: Canary, cluster: Cluster, clock: Clock, monkeypatch: pytest.MonkeyPatch
+async def test_what_was_not_told_is_put_right_at_once_and_the_kubelet_hears_of_it_until_it_is(
+    operator: Operator, server: ApiServer, clock: Clock
 ) -> None:
-    monkeypatch.setattr("kvtide_operator.edge.health.time", clock)
-    health = Health({"watch of Pods": (lambda: canary.beat("Pod"), 150.0)})
-    canary.heard("Pod", "team", "chat-a", gone=False)
-    clock.now += QUIET_S
-    await canary.look("Pod")
-    for _ in range(15):
-        clock.now += 10
-        await canary.look("Pod")
-        assert health.late() == []
-    clock.now += 10
-    assert health.late() == ["watch of Pods: silent for 160 s"]
-    canary.heard("Pod", "team", "chat-a", gone=False)
+    health = Health({"watch": (operator.canary.beat, 240.0)})
+    operator.tell(server.keep(resource(1)))
+    missed = server.keep(resource(2))
+    await operator.canary.look()
+    assert operator.woken == [CHAT]
+    assert b'"replicas":2' in (operator.store.get(CHAT) or b"")
+    clock.now += 240
+    await operator.canary.look()
+    assert health.late() == []
+    clock.now += 1
+    assert health.late() == ["watch: silent for 241 s"]
+    operator.tell(missed)
     assert health.late() == []
 
 
-@pytest.mark.parametrize("status", [0, 403, 409, 503])
-async def test_an_api_server_that_refuses_is_no_stalled_watch(
-    canary: Canary, cluster: Cluster, clock: Clock, status: int
+async def test_a_later_change_that_is_told_makes_up_for_the_one_before(
+    operator: Operator, server: ApiServer, clock: Clock
 ) -> None:
-    canary.heard("Pod", "team", "chat-a", gone=False)
-    cluster.broken = status
-    clock.now += QUIET_S
-    await canary.look("Pod")
+    operator.tell(server.keep(resource(1)))
+    server.keep(resource(2))
+    await operator.canary.look()
+    operator.tell(server.keep(resource(3)))
     clock.now += 1000
-    assert canary.beat("Pod") == clock.now
+    assert operator.canary.beat() == clock.now
 
 
-async def test_what_is_gone_is_touched_no_more(canary: Canary, cluster: Cluster, clock: Clock) -> None:
-    canary.heard("Pod", "team", "chat-a", gone=False)
-    canary.heard("Pod", "team", "chat-b", gone=False)
-    canary.heard("Pod", "team", "chat-a", gone=True)
-    clock.now += QUIET_S
-    cluster.broken = 404  # gone, and the watch did not say so
-    await canary.look("Pod")
-    await canary.look("Pod")
-    assert cluster.touched == [("Pod", "team", "chat-b")]
+async def test_our_own_write_is_known_but_its_event_is_owed_all_the_same(
+    operator: Operator, server: ApiServer, clock: Clock
+) -> None:
+    operator.tell(server.keep(resource(1)))
+    operator.store.wrote(server.keep(resource(2)))
+    await operator.canary.look()
+    clock.now += 50
+    assert (operator.canary.beat(), server.gets_asked, operator.woken) == (1000.0, [], [])
 
 
-async def test_each_kind_is_judged_by_itself(canary: Canary, cluster: Cluster, clock: Clock) -> None:
-    for kind in (names.KIND, "Pod"):
-        canary.heard(kind, "team", "chat", gone=False)
-    clock.now += QUIET_S
-    canary.heard("Pod", "team", "chat", gone=False)
-    for kind in edge_canary.KINDS:
-        await canary.look(kind)
-    assert cluster.touched == [(names.KIND, "team", "chat")]  # and no Deployment is known
+async def test_an_end_that_kopf_never_told_is_found(operator: Operator, server: ApiServer, clock: Clock) -> None:
+    operator.tell(server.keep(resource(1)))
+    server.drop(names.KIND, *CHAT)
+    await operator.canary.look()
+    assert (operator.woken, operator.store.get(CHAT)) == ([CHAT], None)
+    clock.now += 1000
+    assert operator.canary.beat() == clock.now

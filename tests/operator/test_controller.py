@@ -1,20 +1,23 @@
 """One pass with its reading and writing, over objects in memory: what is read only where it is needed, and kept."""
 
-import copy
-from collections.abc import AsyncIterator, Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
 
 from kvtide_operator.api import names
 from kvtide_operator.autoscale.worker_state import WorkerState
+from kvtide_operator.edge.cluster import Cluster
 from kvtide_operator.edge.controller import Controller
-from kvtide_operator.edge.kube import ApiError, Kube
+from kvtide_operator.edge.kube import Kube
+from kvtide_operator.edge.lookout import Lookout
 from kvtide_operator.edge.metrics import Metrics
+from kvtide_operator.edge.store import Key
 from kvtide_operator.edge.worker_client import WorkerClient
 from kvtide_operator.reconcile.observed import Sample
-from kvtide_operator.reconcile.pods import PodView
 from kvtide_operator.settings import OperatorSettings
+from tests.operator.api_server import ApiServer
 
 Json = dict[str, Any]
 MIB = 2**20
@@ -22,20 +25,18 @@ SETTINGS = OperatorSettings("registry/worker:1", "kvtide-system", "one")
 L4 = {"nvidia.com/gpu.memory": "23034", "nvidia.com/gpu.product": "NVIDIA-L4"}
 
 
-class Cluster:
-    """Objects by kind, namespace and name; every list is counted by kind."""
+class Server(ApiServer):
+    """With one resource, and nodes that belong to no namespace."""
 
     def __init__(self, spec: Json, *nodes: Json, may_list_nodes: bool = True) -> None:
-        self.objects: dict[tuple[str, str, str], Json] = {}
+        super().__init__(refused=set() if may_list_nodes else {"Node"})
         self.nodes = list(nodes)
-        self.may_list_nodes = may_list_nodes
-        self.lists: list[str] = []
+        self.spec(spec)
+
+    def spec(self, spec: Json) -> None:
+        """Somebody writes another spec."""
         metadata = {"name": "chat", "namespace": "team", "uid": "u-1", "generation": 1}
         self.keep({"kind": names.KIND, "metadata": metadata, "spec": spec})
-
-    def keep(self, manifest: Json) -> None:
-        metadata = manifest["metadata"]
-        self.objects[manifest["kind"], metadata["namespace"], metadata["name"]] = copy.deepcopy(manifest)
 
     @property
     def planned(self) -> Json:
@@ -44,50 +45,52 @@ class Cluster:
         found: Json = next(condition for condition in conditions if condition["type"] == "Planned")
         return found
 
-    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
-        return copy.deepcopy(self.objects.get((kind, namespace, name)))
-
     async def list_all(self, kind: str, namespace: str | None, selector: str = "") -> list[Json]:
-        self.lists.append(kind)
-        if kind == "Node":
-            if not self.may_list_nodes:
-                raise ApiError(403, "nodes is forbidden")
-            return self.nodes
-        return [found for (of_kind, _, _), found in self.objects.items() if of_kind == kind]
+        found = await super().list_all(kind, namespace, selector)
+        return self.nodes if kind == "Node" else found
 
-    async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[list[Json]]:
-        yield await self.list_all(kind, namespace, selector)
 
-    async def apply(self, manifest: Json, subresource: str = "") -> None:
-        if subresource:
-            self.objects[names.KIND, "team", "chat"]["status"] = copy.deepcopy(manifest["status"])
-        else:
-            self.keep(manifest)
+class Operator:
+    """A controller with its own memory of the cluster."""
 
-    async def create(self, manifest: Json) -> None:
-        self.keep(manifest)
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.workers = WorkerClient()
+        self.woken: list[Key] = []
+        kube = cast(Kube, server)
+        self.cluster = Cluster(kube, (), self.woken.append)
+        self.lookout = Lookout(self.workers, 1.5, self.woken.append)
+        self.controller = Controller(kube, self.cluster, self.workers, self.lookout, SETTINGS, Metrics())
+        self.following = asyncio.create_task(self.cluster.run())
 
-    async def merge(self, kind: str, namespace: str, name: str, change: Json) -> None:
-        if (kind, namespace, name) not in self.objects:
-            raise ApiError(404, "not found")
-        self.objects[kind, namespace, name].setdefault("data", {}).update(change.get("data", {}))
+    async def reconcile(self) -> float | None:
+        """One pass, once everything that happened was told."""
+        await self.cluster.synced()
+        await asyncio.sleep(0.02)
+        for (kind, _, _), thing in self.server.objects.items():
+            if kind == names.KIND:
+                self.cluster.resources.happened(thing)
+        return await self.controller.reconcile("team", "chat")
 
-    async def delete(self, kind: str, namespace: str, name: str) -> None:
-        self.objects.pop((kind, namespace, name), None)
+    async def close(self) -> None:
+        self.following.cancel()
+        await asyncio.gather(self.following, return_exceptions=True)
+        await self.controller.close()
+        await self.workers.close()
 
 
 @pytest.fixture
-async def controller_of() -> AsyncIterator[Callable[[Cluster], Controller]]:
-    """A controller of its own for a cluster."""
-    opened: list[Controller] = []
+async def operator_of() -> AsyncIterator[Callable[[Server], Operator]]:
+    """An operator of its own for a cluster."""
+    opened: list[Operator] = []
 
-    def make(cluster: Cluster) -> Controller:
-        opened.append(Controller(cast(Kube, cluster), SETTINGS, Metrics()))
+    def make(server: Server) -> Operator:
+        opened.append(Operator(server))
         return opened[-1]
 
     yield make
-    for controller in opened:
-        await controller.close()
+    for one in opened:
+        await one.close()
 
 
 def spec(**parts: Any) -> Json:
@@ -101,62 +104,61 @@ def gpu_node(name: str) -> Json:
 
 
 async def test_nodes_are_listed_for_the_plan_that_needs_them_and_no_more(
-    controller_of: Callable[[Cluster], Controller],
+    operator_of: Callable[[Server], Operator],
 ) -> None:
-    cluster = Cluster(spec(device={"kind": "GPU"}), gpu_node("a"))
-    controller = controller_of(cluster)
-    await controller.reconcile("team", "chat")
-    assert cluster.planned["status"] == "True"
-    plan = cluster.objects[names.KIND, "team", "chat"]["status"]["plan"]
+    server = Server(spec(device={"kind": "GPU"}), gpu_node("a"))
+    operator = operator_of(server)
+    await operator.reconcile()
+    assert server.planned["status"] == "True"
+    plan = server.objects[names.KIND, "team", "chat"]["status"]["plan"]
     assert (plan["device"], plan["memory"]["deviceBytes"]) == ("l4", 23034 * MIB)
-    assert cluster.lists.count("Node") == 1
-    await controller_of(cluster).reconcile("team", "chat")  # a new operator finds the plan
-    assert cluster.lists.count("Node") == 1
+    assert server.lists_asked.count("Node") == 1
+    await operator_of(server).reconcile()  # a new operator finds the plan
+    assert server.lists_asked.count("Node") == 1
 
 
-async def test_a_spec_that_says_it_asks_no_node(controller_of: Callable[[Cluster], Controller]) -> None:
-    cluster = Cluster(spec(device={"kind": "CPU", "memory": "2Gi"}), may_list_nodes=False)
-    await controller_of(cluster).reconcile("team", "chat")
-    assert cluster.planned["status"] == "True"
-    assert "Node" not in cluster.lists
+async def test_a_spec_that_says_it_asks_no_node(operator_of: Callable[[Server], Operator]) -> None:
+    server = Server(spec(device={"kind": "CPU", "memory": "2Gi"}), may_list_nodes=False)
+    await operator_of(server).reconcile()
+    assert server.planned["status"] == "True"
+    assert "Node" not in server.lists_asked
 
 
 async def test_without_the_right_to_list_nodes_the_condition_says_what_to_write(
-    controller_of: Callable[[Cluster], Controller],
+    operator_of: Callable[[Server], Operator],
 ) -> None:
-    cluster = Cluster(spec(device={"kind": "GPU"}), gpu_node("a"), may_list_nodes=False)
-    await controller_of(cluster).reconcile("team", "chat")
-    assert (cluster.planned["status"], cluster.planned["reason"]) == ("False", "DeviceMemoryUnknown")
-    assert "write device.memory" in cluster.planned["message"]
-    assert ("Deployment", "team", "chat") not in cluster.objects
+    server = Server(spec(device={"kind": "GPU"}), gpu_node("a"), may_list_nodes=False)
+    await operator_of(server).reconcile()
+    assert (server.planned["status"], server.planned["reason"]) == ("False", "DeviceMemoryUnknown")
+    assert "write device.memory" in server.planned["message"]
+    assert ("Deployment", "team", "chat") not in server.objects
 
 
 async def test_what_a_worker_measured_is_in_the_plan_of_the_next_resource(
-    controller_of: Callable[[Cluster], Controller],
+    operator_of: Callable[[Server], Operator],
     make_pod: Callable[..., Json],
     make_state: Callable[..., WorkerState],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = Cluster(spec(device={"kind": "CPU", "memory": "2Gi"}))
-    controller = controller_of(cluster)
-    await controller.reconcile("team", "chat")
-    template = cluster.objects["Deployment", "team", "chat"]["spec"]["template"]["metadata"]["labels"]
+    server = Server(spec(device={"kind": "CPU", "memory": "2Gi"}))
+    operator = operator_of(server)
+    await operator.reconcile()
+    template = server.objects["Deployment", "team", "chat"]["spec"]["template"]["metadata"]["labels"]
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     pod = make_pod(intent=template[f"{names.GROUP}/intent"], conditions=[ready])
-    cluster.keep({"kind": "Pod", **pod})
+    server.keep({"kind": "Pod", **pod})
     measured = {"otherBytes": 300 * MIB, "deviceBytes": 2048 * MIB, "freeBytes": 900 * MIB}
 
-    async def samples(_: WorkerClient, pods: Iterable[PodView], token: str) -> dict[str, Sample]:
-        return {pod.name: Sample(make_state(measured=measured), 0.5) for pod in pods}
+    async def sample(_: WorkerClient, ip: str, token: str) -> Sample:
+        return Sample(make_state(measured=measured), 0.5)
 
-    monkeypatch.setattr(WorkerClient, "samples", samples)
-    await controller.reconcile("team", "chat")
-    remembered = cluster.objects["ConfigMap", "kvtide-system", "kvtide-operator-measured"]["data"]
+    monkeypatch.setattr(WorkerClient, "sample", sample)
+    await operator.reconcile()
+    remembered = server.objects["ConfigMap", "kvtide-system", "kvtide-operator-measured"]["data"]
     assert set(remembered) == {"smollm2-135m.cpu"}
 
-    resource = cluster.objects[names.KIND, "team", "chat"]
-    cluster.keep({**resource, "spec": spec(device={"kind": "CPU", "memory": "3Gi"})})
-    await controller_of(cluster).reconcile("team", "chat")
-    plan = cluster.objects[names.KIND, "team", "chat"]["status"]["plan"]
+    server.spec(spec(device={"kind": "CPU", "memory": "3Gi"}))
+    await operator_of(server).reconcile()
+    plan = server.objects[names.KIND, "team", "chat"]["status"]["plan"]
     assert plan["memory"]["overheadBytes"] == 348 * MIB  # and 48 MiB, which is more than 10 %
     assert plan["overheadMeasured"] is True

@@ -9,7 +9,8 @@ from kvtide_operator.api.conditions import Reason
 from kvtide_operator.api.status import Status
 from kvtide_operator.children.secret import token_of
 from kvtide_operator.children.worker_template import admin_secret_name
-from kvtide_operator.edge.kube import ApiError, Json, Kube
+from kvtide_operator.edge.cluster import Cluster
+from kvtide_operator.edge.kube import ApiError, Json
 from kvtide_operator.edge.worker_client import WorkerClient, WorkerError
 from kvtide_operator.reconcile.actions import Actions
 from kvtide_operator.reconcile.diff import differs
@@ -19,7 +20,9 @@ from kvtide_operator.reconcile.pods import Trouble
 logger = logging.getLogger(__name__)
 
 
-async def carry_out(kube: Kube, workers: WorkerClient, observed: Observed, actions: Actions) -> tuple[Trouble, ...]:
+async def carry_out(
+    cluster: Cluster, workers: WorkerClient, observed: Observed, actions: Actions
+) -> tuple[Trouble, ...]:
     """Does everything but the status, and says what was refused and is not a matter of time."""
     namespace = observed.resource.namespace
     troubles: list[Trouble] = []
@@ -36,13 +39,13 @@ async def carry_out(kube: Kube, workers: WorkerClient, observed: Observed, actio
 
     for pod, cost in actions.deletion_costs.items():
         annotations = {names.DELETION_COST_ANNOTATION: str(cost)}
-        await attempt(f"Pod {pod}", kube.merge("Pod", namespace, pod, {"metadata": {"annotations": annotations}}))
+        await attempt(f"Pod {pod}", cluster.merge("Pod", namespace, pod, {"metadata": {"annotations": annotations}}))
     for manifest in actions.apply:
-        await attempt(f"{manifest['kind']} {manifest['metadata']['name']}", kube.apply(manifest))
+        await attempt(f"{manifest['kind']} {manifest['metadata']['name']}", cluster.apply(manifest))
     for manifest in actions.create:
-        await attempt(f"{manifest['kind']} {manifest['metadata']['name']}", kube.create(manifest))
+        await attempt(f"{manifest['kind']} {manifest['metadata']['name']}", cluster.create(manifest))
     for pod in actions.delete_pods:
-        await attempt(f"Pod {pod}", kube.delete("Pod", namespace, pod))
+        await attempt(f"Pod {pod}", cluster.delete("Pod", namespace, pod))
 
     token = token_of(observed.child("Secret", admin_secret_name(observed.resource)))
     if token is None:
@@ -64,11 +67,14 @@ async def carry_out(kube: Kube, workers: WorkerClient, observed: Observed, actio
     return tuple(troubles)
 
 
-async def write_status(kube: Kube, document: Json, status: Status) -> None:
-    """Writes the status if it differs from the document's. Raises ApiError; a resource that is gone is none."""
+async def write_status(cluster: Cluster, document: Json, status: Status) -> bool:
+    """Writes the status if it differs from the document's, and says whether it did.
+
+    Raises ApiError; a resource that is gone is none.
+    """
     wanted, present = status.to_json(), document.get("status") or {}
-    if not differs(wanted, present) and not differs(present, wanted):
-        return
+    if wanted == present or (not differs(wanted, present) and not differs(present, wanted)):
+        return False
     manifest = {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -76,8 +82,9 @@ async def write_status(kube: Kube, document: Json, status: Status) -> None:
         "status": wanted,
     }
     try:
-        await kube.apply(manifest, "/status")
+        await cluster.apply(manifest, "/status")
     except ApiError as error:
         # With the uid in it, the patch of a resource that was deleted or made anew meets a 404 or a 409.
         if error.status not in (404, 409):
             raise
+    return True

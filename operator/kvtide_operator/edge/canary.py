@@ -1,92 +1,85 @@
-"""Whether events really arrive. A watch that stalls looks like a quiet cluster, so a quiet one is made to speak.
+"""Whether events really arrive. A watch that stalls looks like a quiet cluster.
 
-Where a kind has been silent for a while, one object of it is touched: the operator's own watch must tell of that, or
-the kubelet is told that the operator is not well. Nothing is written where events come by themselves.
+The watches of children are seen to be well by the API server's bookmarks (edge/reflector.py). That of LLMDeployments
+is Kopf's, which keeps bookmarks to itself: what it tells is compared with what a list says, now and then. Nothing is
+written for either.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvtide_operator.api import names
 from kvtide_operator.edge.kube import ApiError, Kube
-from kvtide_operator.reconcile.pods import timestamp
+from kvtide_operator.edge.reflector import Wake
+from kvtide_operator.edge.store import Key, Store, key_of, version_of
 
 logger = logging.getLogger(__name__)
 
-# How long a kind may be silent before one of its objects is touched, and how often that is looked at.
-QUIET_S = 60.0
-LOOK_S = 10.0
-
-KINDS = (names.KIND, "Deployment", "Pod")
-Touch = Callable[[str, str, str], Awaitable[None]]
+LOOK_S = 60.0
+# Names and versions are enough, of objects of which each is some kilobytes.
+METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 @dataclass
-class _Watched:
-    """One kind. Times by the monotonic clock; `touched_at` is that of the first touch that was not echoed yet."""
-
-    heard_at: float
-    touched_at: float | None = None
-    known: set[tuple[str, str]] = field(default_factory=set)
-
-
 class Canary:
-    """What was heard of each kind. `touch` writes something harmless to the object of a kind, namespace and name."""
+    """What Kopf has told of each LLMDeployment, and what it owes.
 
-    def __init__(self, touch: Touch) -> None:
-        self._touch = touch
-        self._watched = {kind: _Watched(time.monotonic()) for kind in KINDS}
+    store, wake: what is listed and was not told is put right, and looked at
+    """
 
-    def heard(self, kind: str, namespace: str, name: str, gone: bool) -> None:
-        """An event has come, whatever it says."""
-        watched = self._watched[kind]
-        watched.heard_at, watched.touched_at = time.monotonic(), None
-        (watched.known.discard if gone else watched.known.add)((namespace, name))
+    kube: Kube
+    namespaces: tuple[str, ...]
+    store: Store[bytes]
+    wake: Wake
+    _told: dict[Key, int] = field(default_factory=dict)
+    _owed: dict[Key, tuple[int, float]] = field(default_factory=dict)
 
-    def beat(self, kind: str) -> float:
-        """When it last was certain that this kind's events arrive: now, unless a touch has not come back yet."""
-        touched_at = self._watched[kind].touched_at
-        return time.monotonic() if touched_at is None else touched_at
+    def heard(self, key: Key, version: int, gone: bool = False) -> None:
+        """Kopf has told of a version."""
+        if gone:
+            self._told.pop(key, None)
+            self._owed.pop(key, None)
+            return
+        self._told[key] = version
+        if version >= self._owed.get(key, (0, 0.0))[0]:
+            self._owed.pop(key, None)
+
+    def compare(self, listed: Mapping[Key, int]) -> set[Key]:
+        """Notes what Kopf owes by this list; gives what the store does not know as it is listed."""
+        now = time.monotonic()
+        owed = {key: version for key, version in listed.items() if self._told.get(key, 0) < version}
+        self._owed = {key: self._owed.get(key, (version, now)) for key, version in owed.items()}
+        return {key for key, version in owed.items() if self.store.version(key) < version}
+
+    def beat(self) -> float:
+        """When it last was certain that events arrive: now, unless Kopf owes one since some list."""
+        return min((since for _, since in self._owed.values()), default=time.monotonic())
 
     async def run(self) -> None:
-        """Touches what is silent, until cancelled."""
+        """Compares until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            for kind in KINDS:
-                await self.look(kind)
+            try:
+                await self.look()
+            except ApiError as error:
+                logger.warning("listing LLMDeployments: %s", error)
 
-    async def look(self, kind: str) -> None:
-        """One look at one kind."""
-        watched = self._watched[kind]
-        asked_at = time.monotonic()
-        if asked_at - watched.heard_at < QUIET_S or not watched.known:
-            return
-        namespace, name = min(watched.known)
-        try:
-            await self._touch(kind, namespace, name)
-        except ApiError as error:
-            # Gone, and nobody said so: then another object must answer. Any other error is the API server's matter.
-            if error.status == 404:
-                watched.known.discard((namespace, name))
-            else:
-                logger.warning("canary: %s %s/%s: %s", kind, namespace, name, error)
-            return
-        # The echo may have come while the answer was on its way.
-        if watched.heard_at < asked_at and watched.touched_at is None:
-            watched.touched_at = asked_at
-
-
-def touch_through(kube: Kube) -> Touch:
-    """Touches an object with the rights that the operator has anyway."""
-
-    async def touch(kind: str, namespace: str, name: str) -> None:
-        now = timestamp(time.time())
-        if kind == names.KIND:
-            await kube.merge(kind, namespace, name, {"status": {"watchedAt": now}}, "/status")
-        else:
-            await kube.merge(kind, namespace, name, {"metadata": {"annotations": {names.WATCHED_ANNOTATION: now}}})
-
-    return touch
+    async def look(self) -> None:
+        """Compares once, and puts right what was missed. Raises ApiError."""
+        listed: dict[Key, int] = {}
+        concerned: set[Key] = set()
+        for namespace in self.namespaces or (None,):
+            here, version = {}, 0
+            async for page in self.kube.lists(names.KIND, namespace, accept=METADATA):
+                version = int(page["metadata"]["resourceVersion"])
+                here.update({key_of(thing): version_of(thing) for thing in page["items"]})
+            concerned |= self.store.relisted(set(here), version, namespace)
+            listed |= here
+        for key in self.compare(listed):
+            document = await self.kube.get(names.KIND, *key)
+            concerned |= self.store.listed(document) if document is not None else set()
+        for key in concerned:
+            self.wake(key)

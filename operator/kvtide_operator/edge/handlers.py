@@ -1,4 +1,8 @@
-"""Kopf's side: watches, and asks the queue for a pass. Handlers only carry; there is no finalizer, timer or daemon."""
+"""Kopf's side: watches LLMDeployments, keeps them in memory, and asks the queue for a pass.
+
+Handlers only carry; there is no finalizer, timer or daemon. Children are watched by edge/cluster.py: Kopf keeps a task
+for each object, and forgets what was deleted while it did not look.
+"""
 
 import dataclasses
 import os
@@ -9,7 +13,14 @@ import kopf
 
 from kvtide_operator.api import names
 from kvtide_operator.edge.canary import Canary
+from kvtide_operator.edge.kube import Json
 from kvtide_operator.edge.queue import WorkQueue
+from kvtide_operator.edge.store import Key, Store, key_of, version_of
+
+# Resources of one answer, each of which is some ten kilobytes.
+CHUNK = 100
+# An object's uid, its spec's generation, and whether it is on its way out.
+Identity = tuple[Any, ...]
 
 
 class Memo(kopf.Memo):
@@ -17,7 +28,8 @@ class Memo(kopf.Memo):
 
     queue: WorkQueue
     canary: Canary
-    generations: dict[str, int]
+    resources: Store[bytes]
+    identities: dict[Key, Identity]
 
 
 def _with_service_account(**kwargs: Any) -> kopf.ConnectionInfo | None:
@@ -39,31 +51,26 @@ def registry() -> kopf.OperatorRegistry:
         return _with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers, id="resource")
-    async def resource_changed(
-        uid: str, namespace: str | None, name: str, meta: kopf.Meta, type: str | None, memo: Memo, **_: Any
-    ) -> None:
-        memo.canary.heard(names.KIND, str(namespace), name, type == "DELETED")
-        # Our own status writes come back as events too: only another generation, or the end, is news.
-        generation = int(meta.get("generation", 0))
-        if type == "DELETED" or "deletionTimestamp" in meta:
-            memo.generations.pop(uid, None)
-        elif memo.generations.get(uid) == generation:
-            return
+    async def resource_changed(event: kopf.RawEvent, memo: Memo, **_: Any) -> None:
+        thing: Json = dict(event["object"])
+        key, gone = key_of(thing), event["type"] == "DELETED"
+        memo.canary.heard(key, version_of(thing), gone)
+        memo.resources.happened(thing, gone)
+        # Our own status writes come back as events too: only another spec, another object or its end is news.
+        identity = None if gone else _identity(thing)
+        if memo.identities.get(key) != identity or gone:
+            memo.queue.request(*key)
+        if identity is None:
+            memo.identities.pop(key, None)
         else:
-            memo.generations[uid] = generation
-        memo.queue.request(str(namespace), name)
-
-    @kopf.on.event("apps", "v1", "deployments", registry=handlers, id="deployment", param="Deployment")
-    @kopf.on.event("v1", "pods", registry=handlers, id="pod", param="Pod")
-    async def child_changed(
-        namespace: str | None, name: str, labels: kopf.Labels, type: str | None, memo: Memo, param: Any = "", **_: Any
-    ) -> None:
-        memo.canary.heard(param, str(namespace), name, type == "DELETED")
-        owner = labels.get(names.NAME_LABEL)
-        if owner is not None and namespace is not None:
-            memo.queue.request(namespace, owner)
+            memo.identities[key] = identity
 
     return handlers
+
+
+def _identity(thing: Json) -> Identity:
+    metadata = thing["metadata"]
+    return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp")
 
 
 def kopf_settings() -> kopf.OperatorSettings:
@@ -81,7 +88,5 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = [random.uniform(0.5, 1.5) * s for s in (1, 2, 4, 8, 16)]  # noqa: S311
     settings.execution.max_workers = 2
-    ours = f"app.kubernetes.io/part-of={names.PART_OF},{names.NAME_LABEL}"
-    settings.watching.label_selectors["apps", "v1", "deployments"] = ours
-    settings.watching.label_selectors["", "v1", "pods"] = ours
+    settings.watching.chunk_size = CHUNK
     return settings

@@ -32,13 +32,13 @@ class _Entry:
 
 @dataclass
 class WorkQueue:
-    """Runs `reconcile` for requested keys with a few workers.
+    """Runs `reconcile` for requested keys, some at a time; who is due first comes first.
 
     A key that fails is tried again later and later, with jitter; the others do not notice.
     """
 
     reconcile: Pass
-    workers: int = 4
+    workers: int = 16
     heartbeat: float = field(default_factory=time.monotonic)
     _entries: dict[Key, _Entry] = field(default_factory=dict)
     _due: list[tuple[float, Key]] = field(default_factory=list)

@@ -6,30 +6,48 @@ import functools
 import logging
 import signal
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import kopf
 
 from kvtide_operator.admission.server import serve_admission
 from kvtide_operator.api import names
-from kvtide_operator.edge.canary import KINDS, Canary, touch_through
+from kvtide_operator.edge.canary import METADATA, Canary
+from kvtide_operator.edge.cluster import Cluster
 from kvtide_operator.edge.controller import Controller
 from kvtide_operator.edge.handlers import Memo, kopf_settings, registry
 from kvtide_operator.edge.health import Health, serve_health, serve_metrics
 from kvtide_operator.edge.kube import ApiError, Kube
 from kvtide_operator.edge.lease import Lease
+from kvtide_operator.edge.lookout import Lookout
 from kvtide_operator.edge.metrics import Metrics
 from kvtide_operator.edge.queue import WorkQueue
+from kvtide_operator.edge.store import Key
+from kvtide_operator.edge.worker_client import WorkerClient
 from kvtide_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
 
-# A watch that stalls silently costs at most this much: everything is listed again.
-RELIST_S = 60.0
-# How long an object that was touched may take to come back through a watch: two of Kopf's reconnects.
-ECHO_S = 150.0
+# How long a watch may be silent, or owe an event: a few of the bookmarks that the API server sends each minute, so
+# that a connection which was made anew has had its time too.
+ECHO_S = 240.0
+# Calm workers are asked a little more often than busy resources are looked at: a pass has to follow in that time.
+CALM_SHARE = 0.75
 # How long a loop may be silent before the kubelet is told: far above any timeout within it.
 SILENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What works while the Lease is held."""
+
+    kube: Kube
+    lease: Lease
+    queue: WorkQueue
+    cluster: Cluster
+    lookout: Lookout
+    canary: Canary
 
 
 def run_operator(settings: OperatorSettings) -> int:
@@ -45,8 +63,16 @@ async def _run(settings: OperatorSettings) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     kube = await Kube.connect()
     metrics = Metrics()
-    controller = Controller(kube, settings, metrics)
+
+    def wake(resource: Key) -> None:
+        queue.request(*resource)
+
+    workers = WorkerClient()
+    cluster = Cluster(kube, settings.namespaces, wake)
+    lookout = Lookout(workers, settings.resync_seconds * CALM_SHARE, wake)
+    controller = Controller(kube, cluster, workers, lookout, settings, metrics)
     queue = WorkQueue(controller.reconcile)
+    canary = Canary(kube, settings.namespaces, cluster.resources, wake)
     lease = Lease(kube, settings.operator_namespace, settings.lease_name, settings.identity)
     health = Health({"lease": (lambda: lease.heartbeat, SILENCE_S)})
     servers = [
@@ -56,7 +82,8 @@ async def _run(settings: OperatorSettings) -> int:
     if settings.admission is not None:
         servers.append(await serve_admission(kube, settings, settings.admission, lambda: lease.held, metrics.registry))
     try:
-        work = asyncio.create_task(_work(settings, kube, lease, queue, health, metrics, stop))
+        parts = _Parts(kube, lease, queue, cluster, lookout, canary)
+        work = asyncio.create_task(_work(settings, parts, health, metrics, stop))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -70,6 +97,7 @@ async def _run(settings: OperatorSettings) -> int:
         for server in servers:
             await server.cleanup()
         await controller.close()
+        await workers.close()
         await kube.close()
 
 
@@ -81,30 +109,27 @@ def _verdict(work: "asyncio.Task[None]") -> int:
 
 
 async def _work(
-    settings: OperatorSettings,
-    kube: Kube,
-    lease: Lease,
-    queue: WorkQueue,
-    health: Health,
-    metrics: Metrics,
-    stop: asyncio.Event,
+    settings: OperatorSettings, parts: _Parts, health: Health, metrics: Metrics, stop: asyncio.Event
 ) -> None:
-    await _wait_for_crd(kube, settings, lease)
+    lease, queue = parts.lease, parts.queue
+    await _wait_for_crd(parts.kube, settings, lease)
     health.ready = True
     await lease.acquire()
-    queue.heartbeat = time.monotonic()
-    health.beats["queue"] = (lambda: queue.heartbeat, SILENCE_S)
-    canary = Canary(touch_through(kube))
-    for kind in KINDS:
-        health.beats[f"watch of {kind}s"] = (functools.partial(canary.beat, kind), ECHO_S)
     logger.info("serving LLMDeployments of %s", ", ".join(settings.namespaces) or "all namespaces")
     metrics.watched(settings.namespaces)
     async with asyncio.TaskGroup() as group:
         group.create_task(lease.keep())
+        group.create_task(parts.cluster.run())
+        await parts.cluster.synced()
+        queue.heartbeat = time.monotonic()
+        health.beats["queue"] = (lambda: queue.heartbeat, SILENCE_S)
+        health.beats[f"watch of {names.KIND}s"] = (parts.canary.beat, ECHO_S)
+        for kind in {reflector.kind for reflector in parts.cluster.reflectors}:
+            health.beats[f"watch of {kind}s"] = (functools.partial(parts.cluster.heard_at, kind), ECHO_S)
         group.create_task(queue.run())
-        group.create_task(_relist(settings, kube, queue))
-        group.create_task(canary.run())
-        group.create_task(_watch(settings, queue, canary, stop))
+        group.create_task(parts.lookout.run())
+        group.create_task(parts.canary.run())
+        group.create_task(_watch(settings, parts, stop))
 
 
 async def _wait_for_crd(kube: Kube, settings: OperatorSettings, lease: Lease) -> None:
@@ -113,28 +138,18 @@ async def _wait_for_crd(kube: Kube, settings: OperatorSettings, lease: Lease) ->
         lease.heartbeat = time.monotonic()
         try:
             for namespace in settings.namespaces or (None,):
-                await kube.list_all(names.KIND, namespace)
+                async for _ in kube.lists(names.KIND, namespace, accept=METADATA):
+                    break
             return
         except ApiError as error:
             logger.warning("LLMDeployments cannot be listed (is the CRD installed?): %s", error)
             await asyncio.sleep(3)
 
 
-async def _relist(settings: OperatorSettings, kube: Kube, queue: WorkQueue) -> None:
-    while True:
-        try:
-            for namespace in settings.namespaces or (None,):
-                for item in await kube.list_all(names.KIND, namespace):
-                    queue.request(item["metadata"]["namespace"], item["metadata"]["name"])
-        except ApiError as error:
-            logger.warning("listing: %s", error)
-        await asyncio.sleep(RELIST_S)
-
-
-async def _watch(settings: OperatorSettings, queue: WorkQueue, canary: Canary, stop: asyncio.Event) -> None:
+async def _watch(settings: OperatorSettings, parts: _Parts, stop: asyncio.Event) -> None:
     """Kopf, until it ends: from here on SIGTERM comes to it, and its end is ours."""
     scope = {"namespaces": settings.namespaces} if settings.namespaces else {"clusterwide": True}
-    memo = Memo(queue=queue, canary=canary, generations={})
+    memo = Memo(queue=parts.queue, canary=parts.canary, resources=parts.cluster.resources, identities={})
     # Left to itself Kopf asks for the user's name, and the pod's user has none. Its type of identity is private.
     identity: Any = settings.identity
     await kopf.operator(registry=registry(), settings=kopf_settings(), memo=memo, identity=identity, **scope)

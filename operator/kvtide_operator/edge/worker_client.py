@@ -3,10 +3,9 @@
 Timeouts are short: a worker that hangs holds nobody up.
 """
 
-import asyncio
 import email.utils
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import aiohttp
 import pydantic
@@ -14,7 +13,6 @@ import pydantic
 from kvtide_operator.api.names import ADMIN_PORT, HTTP_PORT
 from kvtide_operator.autoscale.worker_state import WorkerState
 from kvtide_operator.reconcile.observed import Answer, Sample
-from kvtide_operator.reconcile.pods import PodView
 
 TIMEOUT = aiohttp.ClientTimeout(total=3, connect=1)
 # A pool of many GiB is read and written once. A worker that takes longer does it all the same.
@@ -29,23 +27,25 @@ class WorkerClient:
     """One HTTP session for all workers."""
 
     def __init__(self) -> None:
-        self._session = aiohttp.ClientSession(timeout=TIMEOUT)
+        # No limit to connections: one to each worker is kept open, for it is asked again before long.
+        self._session = aiohttp.ClientSession(timeout=TIMEOUT, connector=aiohttp.TCPConnector(limit=0))
 
     async def close(self) -> None:
         """Closes the session."""
         await self._session.close()
 
-    async def samples(self, pods: Iterable[PodView], token: str) -> dict[str, Sample]:
-        """The states of these pods, read at once; a pod that does not answer is left out."""
-        asked = [pod for pod in pods if pod.ip is not None]
-        answers = await asyncio.gather(*(self._state(str(pod.ip), token) for pod in asked), return_exceptions=True)
-        found = {}
-        for pod, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, Sample):
-                found[pod.name] = answer
-            elif not isinstance(answer, WorkerError):
-                raise answer
-        return found
+    async def sample(self, ip: str, token: str) -> Sample:
+        """A worker's own account of itself. Raises WorkerError."""
+        try:
+            async with self._session.get(f"{_base(ip, ADMIN_PORT)}/v1/state", headers=_bearer(token)) as response:
+                if response.status != 200:
+                    raise WorkerError(f"GET /v1/state: HTTP {response.status}")
+                content = await response.read()
+                answered_at = _answered_at(response.headers.get("Date"))
+            state = WorkerState.model_validate_json(content)
+        except (aiohttp.ClientError, TimeoutError, pydantic.ValidationError) as error:
+            raise WorkerError(f"GET /v1/state: {type(error).__name__} {error}") from error
+        return Sample(state, max(0.0, answered_at - state.sampled_at))
 
     async def push_limit(self, ip: str, token: str, batch_limit: int) -> None:
         """Sets a worker's batch limit, live at its next step. Raises WorkerError."""
@@ -85,18 +85,6 @@ class WorkerClient:
             return Answer(False, f"no answer to a request of one token within {within_s:.0f} s")
         except (aiohttp.ClientError, OSError) as error:
             return Answer(False, f"a request of one token ended with {type(error).__name__}: {error}")
-
-    async def _state(self, ip: str, token: str) -> Sample:
-        try:
-            async with self._session.get(f"{_base(ip, ADMIN_PORT)}/v1/state", headers=_bearer(token)) as response:
-                if response.status != 200:
-                    raise WorkerError(f"GET /v1/state: HTTP {response.status}")
-                content = await response.read()
-                answered_at = _answered_at(response.headers.get("Date"))
-            state = WorkerState.model_validate_json(content)
-        except (aiohttp.ClientError, TimeoutError, pydantic.ValidationError) as error:
-            raise WorkerError(f"GET /v1/state: {type(error).__name__} {error}") from error
-        return Sample(state, max(0.0, answered_at - state.sampled_at))
 
 
 def _judged(status: int, said: str) -> Answer:

@@ -20,6 +20,7 @@ from kvtide_operator.reconcile.actions import Actions
 from kvtide_operator.reconcile.diff import differs
 from kvtide_operator.reconcile.learning import learn_overheads
 from kvtide_operator.reconcile.limits import limit_batches
+from kvtide_operator.reconcile.looks import next_look_s
 from kvtide_operator.reconcile.meddling import meddling
 from kvtide_operator.reconcile.memory import memory_within_plan
 from kvtide_operator.reconcile.news import events
@@ -32,9 +33,6 @@ from kvtide_operator.reconcile.running import described, run_otherwise
 from kvtide_operator.reconcile.scaling import scale
 from kvtide_operator.reconcile.status import build_status, measured_memory
 from kvtide_operator.reconcile.workers import count, deployment_trouble
-
-# Nothing runs and nothing starts: only an event, or somebody else's change, makes a difference.
-RESTING_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,9 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     fewer = live_replicas is not None and scaling.replicas < live_replicas
     waiting = (Reason.INSPECTING_MODEL, Reason.REFERENCE_MISSING)
     inspecting = planning.reason in waiting or observed.inspector is not None
-    busy = bool(observed.workers) or desired > 0 or inspecting
+    resting = not (observed.workers or desired > 0 or inspecting)
+    waits = inspecting or troubles or scaling.status.window or precision.asked or not force.complete
+    acts = changed or limits.pushes or precision.pushes or planning.create or planning.delete_pods
     return Actions(
         status=build_status(
             observed,
@@ -102,7 +102,7 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
             precision.status,
             stamped,
         ),
-        requeue_s=surroundings.resync_s if busy else RESTING_S,
+        requeue_s=next_look_s(observed, resting, not (waits or acts), surroundings.resync_s),
         deletion_costs=_deletion_costs(observed) if fewer else {},
         apply=tuple(changed),
         create=planning.create,
