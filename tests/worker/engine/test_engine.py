@@ -118,7 +118,7 @@ def test_abort_frees_the_blocks_at_once(model: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "message"),
     [
-        ([1] * 200, 100, "needs 300 tokens (prompt 200, max_tokens 100) but the context is 256 tokens"),
+        ([1] * 200, 100, "needs 300 tokens (prompt 200, max_tokens 100) but the context limit is 256"),
         ([], 4, "needs a prompt of at least 1 token"),
         ([5, 320], 4, "token ids outside the model's vocabulary, which is 0 to 319"),
         ([5, -1], 4, "token ids outside the model's vocabulary, which is 0 to 319"),

@@ -1,38 +1,10 @@
-"""Admission as rows: what never fits, what is too much now, and the numbers in the refusals."""
+"""Admission as rows: what is too much now, and the numbers in the refusals."""
 
 import pytest
 
-from kvtide_worker.server.admission import AdmissionLimits, Capacity, NeverFits, Queue, output_tokens, overload
+from kvtide_worker.server.admission import AdmissionLimits, Capacity, Queue, overload
 
-ROOMY = Capacity(context_tokens=2048, pool_tokens=10240, max_batch=16)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "max_tokens", "capacity", "expected"),
-    [
-        (100, 50, ROOMY, 50),
-        (100, None, ROOMY, 1948),  # what the context has room for
-        (100, 1948, ROOMY, 1948),
-        (2047, None, ROOMY, 1),
-    ],
-)
-def test_how_much_may_be_generated(prompt: int, max_tokens: int | None, capacity: Capacity, expected: int) -> None:
-    assert output_tokens(prompt, max_tokens, capacity) == expected
-
-
-@pytest.mark.parametrize(
-    ("prompt", "max_tokens", "capacity", "prompt_alone", "says"),
-    [
-        (100, 1949, ROOMY, False, ["2049", "prompt 100", "max_tokens 1949", "at most 2048", "max_tokens 1948 or"]),
-        (2048, None, ROOMY, True, ["2048 tokens", "2047 or fewer"]),
-        (5000, 1, ROOMY, True, ["5000 tokens"]),
-    ],
-)
-def test_what_never_fits(prompt, max_tokens, capacity: Capacity, prompt_alone: bool, says: list[str]) -> None:
-    with pytest.raises(NeverFits) as refused:
-        output_tokens(prompt, max_tokens, capacity)
-    assert refused.value.prompt_alone is prompt_alone
-    assert all(part in str(refused.value) for part in says)
+ROOMY = Capacity(pool_tokens=10240, max_batch=16)
 
 
 @pytest.mark.parametrize(

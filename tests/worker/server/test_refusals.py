@@ -110,8 +110,8 @@ def test_another_model_is_not_found(server: Server) -> None:
     ("prompt_tokens", "max_tokens", "param", "says"),
     [
         (100, CONTEXT, "max_tokens", [f"needs {CONTEXT + 100}", "prompt 100", f"max_tokens {CONTEXT - 100} or fewer"]),
-        (CONTEXT, 1, "prompt", [f"has {CONTEXT} tokens", f"at most {CONTEXT}", f"shorten it to {CONTEXT - 1}"]),
-        (CONTEXT - 1, 2, "max_tokens", ["max_tokens 1 or fewer", f"context limit {CONTEXT}", "KV pool "]),
+        (CONTEXT, 1, "prompt", [f"has {CONTEXT} tokens", f"limit is {CONTEXT}", f"shorten it to {CONTEXT - 1}"]),
+        (CONTEXT - 1, 2, "max_tokens", ["max_tokens 1 or fewer", f"context limit is {CONTEXT}"]),
     ],
 )
 def test_what_never_fits_is_refused_at_once_with_the_numbers(

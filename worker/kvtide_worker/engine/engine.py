@@ -11,7 +11,7 @@ import torch
 
 from kvtide_kernels.attention import PagedAttention, SequenceSpan
 from kvtide_kernels.pool import KVPool
-from kvtide_worker.engine.admission import refusal
+from kvtide_worker.engine.admission import NeverFits, output_tokens
 from kvtide_worker.engine.block_manager import BlockManager
 from kvtide_worker.engine.cannot_reencode import CannotReencode
 from kvtide_worker.engine.decode_graphs import DecodeGraphs
@@ -122,9 +122,11 @@ class Engine:
 
     def add(self, command: AddRequest) -> None:
         """Queue a request; one that can never run is told so by the next step, as an error with the numbers."""
-        refused = refusal(len(command.prompt_token_ids), command.sampling.max_tokens, self._max_context_tokens)
-        vocab_size = self._model.config.vocab_size
-        sampling = command.sampling
+        refused, sampling, vocab_size = None, command.sampling, self._model.config.vocab_size
+        try:
+            output_tokens(len(command.prompt_token_ids), sampling.max_tokens, self._max_context_tokens)
+        except NeverFits as error:
+            refused = str(error)
         named = (command.prompt_token_ids, sampling.logit_bias, sampling.stop_token_ids)
         if refused is None and not all(0 <= token < vocab_size for ids in named for token in ids):
             refused = f"the request has token ids outside the model's vocabulary, which is 0 to {vocab_size - 1}"

@@ -90,7 +90,7 @@ class Scheduler:
         return sum(request.expected_output_tokens for queue in queues for request in queue)
 
     def add(self, request: Request, leader: Request | None = None) -> None:
-        """Queue a request that is not refused (`refusal`).
+        """Queue a request that can end (`output_tokens`).
 
         leader: a queued one with the same prompt; the request waits for it, unless it has computed that already
         """

@@ -1,4 +1,4 @@
-"""Whether a request can be taken: it can never fit, or there is too much in front of it. Pure."""
+"""Whether a request that fits can be taken now, or there is too much in front of it. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ _MAX_RETRY_AFTER_S = 60
 
 @dataclass(frozen=True)
 class Capacity:
-    """What one sequence may have, and what all of them share. Tokens.
+    """What all sequences share: tokens of the pool, and places in a step."""
 
-    A pool that does not hold one sequence of the context is refused at the start, so that the context is its limit.
-    """
-
-    context_tokens: int
     pool_tokens: int
     max_batch: int
 
@@ -57,45 +53,12 @@ class AdmissionLimits:
 _NOTHING_SET = AdmissionLimits()
 
 
-class NeverFits(ValueError):
-    """The request is longer than any sequence can be here. prompt_alone: without its answer."""
-
-    def __init__(self, message: str, *, prompt_alone: bool) -> None:
-        super().__init__(message)
-        self.prompt_alone = prompt_alone
-
-
 @dataclass(frozen=True)
 class Overload:
     """Too much waits already."""
 
     message: str
     retry_after_s: int
-
-
-def output_tokens(prompt_tokens: int, max_tokens: int | None, capacity: Capacity) -> int:
-    """How many tokens the request may generate: what it asks for, or all that has room.
-
-    Raises NeverFits with the numbers where prompt and answer are longer than a sequence can be.
-    """
-    limit = capacity.context_tokens
-    there_is = f"a sequence has at most {limit} tokens here (context limit {limit}, KV pool {capacity.pool_tokens})"
-    if prompt_tokens >= limit:
-        raise NeverFits(
-            f"the prompt has {prompt_tokens} tokens but {there_is}; "
-            f"shorten it to {limit - 1} or fewer, one token must have room for the answer",
-            prompt_alone=True,
-        )
-    room = limit - prompt_tokens
-    if max_tokens is None:
-        return room
-    if max_tokens > room:
-        raise NeverFits(
-            f"the request needs {prompt_tokens + max_tokens} tokens (prompt {prompt_tokens}, max_tokens {max_tokens}) "
-            f"but {there_is}; it fits with max_tokens {room} or fewer",
-            prompt_alone=False,
-        )
-    return max_tokens
 
 
 def overload(

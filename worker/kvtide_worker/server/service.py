@@ -11,8 +11,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from kvtide_sizing.plan import Plan
+from kvtide_worker.engine.admission import NeverFits, output_tokens
 from kvtide_worker.engine.messages import EngineState, LoadReport, SetVocabulary
-from kvtide_worker.server.admission import AdmissionLimits, Capacity, NeverFits, Queue, output_tokens, overload
+from kvtide_worker.server.admission import AdmissionLimits, Capacity, Queue, overload
 from kvtide_worker.server.conversation import ChatMessage, Tool
 from kvtide_worker.server.engine_client import EngineClient, EngineFailure, Generation
 from kvtide_worker.server.errors import ApiError, engine_failed, model_not_found, unavailable
@@ -114,13 +115,8 @@ class Service:
 
     @property
     def capacity(self) -> Capacity:
-        """What a sequence, and all of them, may have; from the pool that the engine really allocated."""
-        state = self.state
-        return Capacity(
-            context_tokens=self.model.plan.max_context_tokens,
-            pool_tokens=state.capacity_tokens,
-            max_batch=state.max_batch_limit,
-        )
+        """What all sequences share; from the pool that the engine really allocated."""
+        return Capacity(pool_tokens=self.state.capacity_tokens, max_batch=self.state.max_batch_limit)
 
     def check_model(self, asked: str | None) -> ServedModel:
         """The model, if it is the one that was asked for. Raises ApiError 404, or 503 while it loads."""
@@ -162,12 +158,12 @@ class Service:
             text.encode()
         except UnicodeEncodeError as error:
             raise ApiError(400, f"the text is not Unicode: {error}", code="invalid_value") from error
-        most = self.capacity.context_tokens * tokenizer.longest_token
+        most = self.model.plan.max_context_tokens * tokenizer.longest_token
         if len(text) > most:
             # Tokenizing takes many times the text's memory: what cannot fit is told before.
             raise ApiError(
                 400,
-                f"the text has {len(text)} characters, more than the {self.capacity.context_tokens} tokens of a "
+                f"the text has {len(text)} characters, more than the {self.model.plan.max_context_tokens} tokens of a "
                 f"sequence here can be ({most}); shorten it",
                 code="context_length_exceeded",
             )
@@ -199,7 +195,7 @@ class Service:
         if self.limits.paused:
             raise unavailable("this worker was told to take no new requests; another one may", retry_after_s=5)
         self._check_tokens(body)
-        lengths = [self._output_tokens(body, prompt, prompt_param, capacity) for prompt in prompts]
+        lengths = [self._output_tokens(body, prompt, prompt_param) for prompt in prompts]
         waiting = engine.waiting
         queue = Queue(
             requests=len(waiting),
@@ -248,13 +244,14 @@ class Service:
                 code="invalid_value",
             )
 
-    def _output_tokens(self, body: GenerationRequest, prompt: list[int], prompt_param: str, capacity: Capacity) -> int:
+    def _output_tokens(self, body: GenerationRequest, prompt: list[int], prompt_param: str) -> int:
         if not prompt:
             raise ApiError(400, "the prompt has no tokens", param=prompt_param, code="invalid_value")
         self._check_known(prompt, prompt_param)
         try:
             # A prompt alone is computed by asking for the token after it.
-            length = output_tokens(len(prompt), 1 if body.max_tokens == 0 else body.max_tokens, capacity)
+            asked = 1 if body.max_tokens == 0 else body.max_tokens
+            length = output_tokens(len(prompt), asked, self.model.plan.max_context_tokens)
         except NeverFits as error:
             param = prompt_param if error.prompt_alone else "max_tokens"
             raise ApiError(400, str(error), param=param, code="context_length_exceeded") from error
