@@ -91,3 +91,5 @@ def test_the_walk_sees_what_is_not_declared() -> None:
 def test_a_plan_of_an_earlier_version_is_still_shown() -> None:
     assert list(pruned(OLD, plan_schema())) == []
     assert Plan.model_validate(OLD).to_json() == OLD
+    # How matrices are held had another name, before it was the spec's.
+    assert Plan.model_validate({**OLD, "weightsFormat": "INT8"}).to_json() == {**OLD, "weightPrecision": "INT8"}

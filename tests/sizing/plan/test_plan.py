@@ -381,6 +381,8 @@ def test_a_plan_of_an_earlier_release_is_still_read() -> None:
     read = Plan.from_json(earlier)
     assert (read.device_count, read.kv.block_tables, read.attention.native_kv_heads) == (1, 1, 3)
     assert read.kv.pool_bytes == now["kv"]["poolBytes"]
+    assert read.weight_precision == "BF16"  # the only one that there was
+    assert Plan.from_json({**earlier, "weightsFormat": "INT8"}).weight_precision == "INT8"
 
 
 def test_json_that_is_no_plan_is_refused() -> None:
