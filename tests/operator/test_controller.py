@@ -162,3 +162,51 @@ async def test_what_a_worker_measured_is_in_the_plan_of_the_next_resource(
     plan = server.objects[names.KIND, "team", "chat"]["status"]["plan"]
     assert plan["memory"]["overheadBytes"] == 348 * MIB  # and 48 MiB, which is more than 10 %
     assert plan["overheadMeasured"] is True
+
+
+async def test_what_stands_where_a_child_belongs_is_not_written_over(
+    operator_of: Callable[[Server], Operator],
+) -> None:
+    server = Server(spec(device={"kind": "CPU", "memory": "2Gi"}))
+    theirs = server.keep({"kind": "Service", "metadata": {"namespace": "team", "name": "chat"}, "spec": {"x": 1}})
+    await operator_of(server).reconcile()
+    assert server.objects["Service", "team", "chat"] == theirs
+    degraded = server.objects[names.KIND, "team", "chat"]["status"]["conditions"]
+    assert "NameTaken" in {condition["reason"] for condition in degraded}
+    assert ("Deployment", "team", "chat") in server.objects
+
+
+async def test_a_pass_that_finds_everything_as_it_was_reads_nothing_and_writes_nothing(
+    operator_of: Callable[[Server], Operator],
+) -> None:
+    server = Server(spec(device={"kind": "CPU", "memory": "2Gi"}))
+    operator = operator_of(server)
+    await operator.reconcile()
+    await operator.reconcile()
+    before = server.revision, len(server.gets_asked), len(server.lists_asked)
+    for _ in range(3):
+        await operator.reconcile()
+    assert (server.revision, len(server.gets_asked), len(server.lists_asked)) == before
+
+
+async def test_a_child_that_somebody_deletes_or_edits_wakes_its_resource_and_is_made_again(
+    operator_of: Callable[[Server], Operator],
+) -> None:
+    server = Server(spec(device={"kind": "CPU", "memory": "2Gi"}))
+    operator = operator_of(server)
+    await operator.reconcile()
+    await operator.reconcile()
+    made = dict(server.objects)
+    for kind, name in (("Service", "chat"), ("ConfigMap", "chat-plan"), ("NetworkPolicy", "chat")):
+        operator.woken.clear()
+        server.drop(kind, "team", name)
+        await operator.reconcile()
+        assert operator.woken[0] == ("team", "chat")
+        again = server.objects[kind, "team", name]
+        assert again["metadata"]["labels"] == made[kind, "team", name]["metadata"]["labels"]
+    operator.woken.clear()
+    service = server.objects["Service", "team", "chat"]
+    server.keep({**service, "spec": {**service["spec"], "ports": []}})
+    await operator.reconcile()
+    assert operator.woken[0] == ("team", "chat")
+    assert server.objects["Service", "team", "chat"]["spec"]["ports"][0]["port"] == 80

@@ -52,20 +52,26 @@ def registry() -> kopf.OperatorRegistry:
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=handlers, id="resource")
     async def resource_changed(event: kopf.RawEvent, memo: Memo, **_: Any) -> None:
-        thing: Json = dict(event["object"])
-        key, gone = key_of(thing), event["type"] == "DELETED"
-        memo.canary.heard(key, version_of(thing), gone)
-        memo.resources.happened(thing, gone)
-        # Our own status writes come back as events too: only another spec, another object or its end is news.
-        identity = None if gone else _identity(thing)
-        if memo.identities.get(key) != identity or gone:
-            memo.queue.request(*key)
-        if identity is None:
-            memo.identities.pop(key, None)
-        else:
-            memo.identities[key] = identity
+        changed(dict(event["object"]), event["type"] == "DELETED", memo)
 
     return handlers
+
+
+def changed(thing: Json, gone: bool, memo: Memo) -> None:
+    """An event of an LLMDeployment: it is remembered, and a pass asked for where it is news.
+
+    Our own status writes come back as events too: only another spec, another object or its end is news.
+    """
+    key = key_of(thing)
+    memo.canary.heard(key, version_of(thing), gone)
+    memo.resources.happened(thing, gone)
+    identity = None if gone else _identity(thing)
+    if identity is None or memo.identities.get(key) != identity:
+        memo.queue.request(*key)
+    if identity is None:
+        memo.identities.pop(key, None)
+    else:
+        memo.identities[key] = identity
 
 
 def _identity(thing: Json) -> Identity:

@@ -89,7 +89,8 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
     waiting = (Reason.INSPECTING_MODEL, Reason.REFERENCE_MISSING)
     inspecting = planning.reason in waiting or observed.inspector is not None
     resting = not (observed.workers or desired > 0 or inspecting)
-    waits = inspecting or troubles or scaling.status.window or precision.asked or not force.complete
+    whole = force.complete and force.answering == force.ready
+    waits = inspecting or troubles or scaling.status.window or precision.asked or not whole
     acts = changed or limits.pushes or precision.pushes or planning.create or planning.delete_pods
     return Actions(
         status=build_status(

@@ -1,0 +1,149 @@
+"""Who looks after calm workers, and who waits for slow ones: nobody."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from kvtide_operator.autoscale.worker_state import WorkerState
+from kvtide_operator.edge import sampler as edge_sampler
+from kvtide_operator.edge.lookout import Lookout
+from kvtide_operator.edge.sampler import Sampler
+from kvtide_operator.edge.store import Key
+from kvtide_operator.edge.worker_client import WorkerClient, WorkerError
+from kvtide_operator.reconcile.observed import Sample
+from kvtide_operator.reconcile.pods import PodView
+
+CHAT, OTHER = ("team", "chat"), ("team", "other")
+
+
+class Workers:
+    """By address: what each says, and after how long. What is not there is silent."""
+
+    def __init__(self) -> None:
+        self.say: dict[str, WorkerState] = {}
+        self.delay_s: dict[str, float] = {}
+        self.asked: list[str] = []
+
+    async def sample(self, ip: str, token: str) -> Sample:
+        self.asked.append(ip)
+        await asyncio.sleep(self.delay_s.get(ip, 0))
+        if ip not in self.say:
+            raise WorkerError("silent")
+        return Sample(self.say[ip], 0.5)
+
+
+@pytest.fixture
+def workers(make_state: Callable[..., WorkerState]) -> Workers:
+    workers = Workers()
+    workers.say = {"a": make_state(), "b": make_state()}
+    return workers
+
+
+@pytest.fixture
+def seen(make_state: Callable[..., WorkerState]) -> dict[str, Sample]:
+    return {"a": Sample(make_state(), 0.5), "b": Sample(make_state(), 0.5)}
+
+
+@asynccontextmanager
+async def looking(workers: Workers) -> AsyncIterator[tuple[Lookout, list[Key]]]:
+    woken: list[Key] = []
+    lookout = Lookout(cast(WorkerClient, workers), 0.02, woken.append)
+    task = asyncio.create_task(lookout.run())
+    try:
+        yield lookout, woken
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_calm_workers_are_asked_again_and_again_and_nobody_is_woken(
+    workers: Workers, seen: dict[str, Sample]
+) -> None:
+    async with looking(workers) as (lookout, woken):
+        lookout.watch(CHAT, "token", seen)
+        await asyncio.sleep(0.5)
+        assert (woken, len(workers.asked) >= 6) == ([], True)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["busy", "silent"])
+async def test_one_that_says_something_new_wakes_its_resource_once(
+    workers: Workers, seen: dict[str, Sample], make_state: Callable[..., WorkerState], silent: bool
+) -> None:
+    async with looking(workers) as (lookout, woken):
+        lookout.watch(CHAT, "token", seen)
+        lookout.watch(OTHER, "token", {"a": seen["a"]})
+        if silent:
+            del workers.say["b"]
+        else:
+            workers.say["b"] = make_state(running=1)
+        await asyncio.sleep(0.4)
+        assert woken == [CHAT]
+
+
+async def test_when_a_pass_begins_nobody_else_looks(workers: Workers, seen: dict[str, Sample]) -> None:
+    async with looking(workers) as (lookout, woken):
+        lookout.watch(CHAT, "token", seen)
+        lookout.leave(CHAT)
+        workers.say.clear()
+        await asyncio.sleep(0.3)
+        assert (woken, workers.asked) == ([], [])
+
+
+async def test_a_worker_that_hangs_keeps_no_other_resource_from_being_woken(
+    workers: Workers, seen: dict[str, Sample], make_state: Callable[..., WorkerState]
+) -> None:
+    workers.delay_s["a"] = 60
+    async with looking(workers) as (lookout, woken):
+        lookout.watch(CHAT, "token", {"a": seen["a"]})
+        lookout.watch(OTHER, "token", {"b": seen["b"]})
+        workers.say["b"] = make_state(running=1)
+        await asyncio.sleep(0.4)
+        assert woken == [OTHER]
+
+
+@pytest.fixture
+def pods(make_pod: Callable[..., dict[str, Any]]) -> list[PodView]:
+    return [PodView.parse(make_pod(f"chat-{ip}", podIP=ip)) for ip in "ab"]
+
+
+async def test_a_pass_waits_for_a_slow_worker_once_and_never_again(
+    workers: Workers, pods: list[PodView], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge_sampler, "PATIENCE_S", 0.05)
+    workers.delay_s["a"] = 60
+    sampler, clock = Sampler(cast(WorkerClient, workers)), asyncio.get_running_loop().time
+    for waits in (True, False, False):
+        began = clock()
+        assert set(await sampler.samples(CHAT, pods, "token")) == {"chat-b"}
+        assert (clock() - began >= 0.05) is waits
+    assert workers.asked.count("a") == 1
+    sampler.forget(CHAT)
+
+
+async def test_what_a_slow_worker_said_in_the_meantime_is_taken_with_its_age_until_it_is_quick_again(
+    workers: Workers, pods: list[PodView], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge_sampler, "PATIENCE_S", 0.05)
+    workers.delay_s["a"] = 0.1
+    sampler = Sampler(cast(WorkerClient, workers))
+    assert set(await sampler.samples(CHAT, pods, "token")) == {"chat-b"}
+    await asyncio.sleep(0.2)
+    late = await sampler.samples(CHAT, pods, "token")
+    assert late["chat-a"].age_s == pytest.approx(0.65, abs=0.05)  # 0.5, and 0.15 since it came
+    workers.delay_s.clear()
+    await asyncio.sleep(0.15)
+    await sampler.samples(CHAT, pods, "token")
+    asked = len(workers.asked)
+    assert set(await sampler.samples(CHAT, pods, "token")) == {"chat-a", "chat-b"}
+    assert workers.asked[asked:] == ["a", "b"]
+    sampler.forget(CHAT)
+
+
+async def test_a_silent_worker_is_left_out_at_once(workers: Workers, pods: list[PodView]) -> None:
+    del workers.say["a"]
+    sampler = Sampler(cast(WorkerClient, workers))
+    for _ in range(3):
+        assert set(await sampler.samples(CHAT, pods, "token")) == {"chat-b"}
