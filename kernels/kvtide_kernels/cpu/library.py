@@ -7,6 +7,8 @@ import os
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from kvtide_kernels.cpu import build
 
 # Names an instruction set that the processor has, in place of the best one.
@@ -95,15 +97,15 @@ class Library:
 
 
 def _parallel_region() -> ctypes.c_void_p:
-    """libgomp's GOMP_parallel out of the copy that torch has loaded, so that both share its threads; null without one.
+    """GOMP_parallel of the very OpenMP that torch runs on, so that both share its threads; null where it has none.
 
-    Two pools of threads would take the cores from each other: one spins while the other works.
+    Two pools of threads would take the cores from each other: one spins while the other works. A process may have
+    loaded several copies (sentencepiece brings its own); only what torch itself is linked to is looked through.
     """
-    maps = Path("/proc/self/maps")
-    loaded = [line.split()[-1] for line in maps.read_text().splitlines() if "libgomp" in line] if maps.exists() else []
-    if not loaded:
+    linked_to_torch = ctypes.CDLL(torch._C.__file__)
+    if not hasattr(linked_to_torch, "GOMP_parallel"):
         return ctypes.c_void_p()
-    return ctypes.cast(ctypes.CDLL(loaded[0]).GOMP_parallel, ctypes.c_void_p)
+    return ctypes.cast(linked_to_torch.GOMP_parallel, ctypes.c_void_p)
 
 
 def _folder() -> Path:

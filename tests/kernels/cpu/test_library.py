@@ -76,3 +76,26 @@ def test_structures_are_as_large_as_in_c(tmp_path: Path) -> None:
         len(library.SPAN_FIELDS),
         len(library.UNIT_FIELDS),
     ]
+
+
+def test_threads_are_torchs_own_whatever_else_brings_openmp() -> None:
+    """sentencepiece has a copy of libgomp, and a second pool would spin where torch's works."""
+    told = subprocess.run([sys.executable, "-c", _COUNT_THREADS], capture_output=True, text=True, check=True)
+    with_torch, with_kernels = told.stdout.split()
+    assert with_torch == with_kernels
+
+
+_COUNT_THREADS = """
+import os
+import torch
+import sentencepiece
+from kvtide_kernels.cpu.library import library
+from kvtide_kernels.cpu.linear import PackedMatrix
+
+torch.set_num_threads(2)
+matrix = torch.ones(2048, 2048, dtype=torch.bfloat16)
+matrix.float().exp().sum()
+print(len(os.listdir("/proc/self/task")))
+PackedMatrix.bf16(matrix).multiply(torch.ones(64, 2048, dtype=torch.bfloat16), library())
+print(len(os.listdir("/proc/self/task")))
+"""
