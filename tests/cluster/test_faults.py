@@ -10,7 +10,7 @@ import pytest
 
 from devcluster import state as devcluster_state
 from devcluster.demo.cluster import Cluster, CommandFailed, devcluster, install, wait_until
-from tests.cluster.conftest import NAMESPACE, apply, condition, example, pods, service_url
+from tests.cluster.conftest import NAMESPACE, Resource, apply, condition, example, pods, service_url
 from tests.cluster.faults import (
     events,
     ever,
@@ -31,6 +31,7 @@ WORD = {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "faults-env", "ke
 PAIR = {
     "autoscaling": {"mode": "Off"}, "replicas": 2, "drain": {"timeoutSeconds": 30}, "worker": {"env": [WORD]},
 }  # fmt: skip
+ROLE = ("clusterrole", "kvtide-system-kvtide-operator")
 LEASE = ("lease", "kvtide-operator", "-n", SYSTEM)
 
 
@@ -54,6 +55,10 @@ def pair(operator: Cluster, url: str) -> Cluster:
 def say(cluster: Cluster, word: str) -> None:
     """Another content of the Secret that the workers' spec names."""
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(SECRET | {"stringData": {"word": word}}))
+
+
+def uids(cluster: Cluster) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods(cluster, NAME)}
 
 
 def holder(cluster: Cluster) -> str:
@@ -198,29 +203,71 @@ async def test_without_numbers_nothing_is_scaled_down(pair: Cluster, url: str) -
 
 
 async def test_an_upgrade_of_the_operator_touches_no_worker(pair: Cluster, url: str, images: dict) -> None:
-    before = {pod["metadata"]["uid"] for pod in pods(pair, NAME)}
+    before = uids(pair)
     async with streams(pair, url, NAME, desired=2) as (results, witness):
         upgrade = ("upgrade", "kvtide", "charts/kvtide", "-n", SYSTEM, "--reuse-values", "--wait", "--timeout", "120s")
         await asyncio.to_thread(pair.helm, *upgrade, "--set", "resyncSeconds=3", "--set", "podLabels.upgraded=yes")
         await asyncio.sleep(8)
     await asyncio.to_thread(install, pair, images)
-    assert {pod["metadata"]["uid"] for pod in pods(pair, NAME)} == before
+    assert uids(pair) == before
     assert (lost(results), witness.lies) == ([], [])
     assert witness.seen == {("True", "WorkersReady")}
 
 
 async def test_another_word_in_a_secret_rolls_the_workers_and_loses_no_stream(pair: Cluster, url: str) -> None:
     """There is room, so that another worker comes before the first one goes."""
-    before = {pod["metadata"]["uid"] for pod in pods(pair, NAME)}
+    before = uids(pair)
     least = 2
     async with streams(pair, url, NAME, desired=1) as (results, witness):
         say(pair, "two")
-        while before & {pod["metadata"]["uid"] for pod in pods(pair, NAME)}:
+        while before & uids(pair):
             least = min(least, len(ready_pods(pair, NAME)))
             await asyncio.sleep(1)
     rolling = pair.get("deployment", NAME, "-n", NAMESPACE)["spec"]["strategy"]["rollingUpdate"]
     assert (rolling, least) == ({"maxSurge": 1, "maxUnavailable": 0}, 2)
     assert (lost(results), witness.lies) == ([], [])
+
+
+def only_secret(rules: list[Resource], name: str) -> list[Resource]:
+    """A role's rules with one Secret alone that may be read by its name."""
+    found = []
+    for rule in rules:
+        if "secrets" not in rule["resources"]:
+            found.append(rule)
+            continue
+        others = [kind for kind in rule["resources"] if kind != "secrets"]
+        more = [verb for verb in rule["verbs"] if verb != "get"]
+        found.append(rule | {"resources": others})
+        found.append(rule | {"resources": ["secrets"], "verbs": more})
+        found.append(rule | {"resources": ["secrets"], "verbs": ["get"], "resourceNames": [name]})
+    return found
+
+
+async def test_a_secret_that_may_not_be_read_is_said_and_rolls_nobody(pair: Cluster, url: str) -> None:
+    before = uids(pair)
+    rules = pair.get(*ROLE)["rules"]
+
+    def grant(granted: list[Resource]) -> None:
+        # In the name of the chart's own writer, whose fields they stay.
+        patch = json.dumps([{"op": "replace", "path": "/rules", "value": granted}])
+        pair.kubectl("patch", *ROLE, "--type=json", "--field-manager=helm", "-p", patch)
+
+    grant(only_secret(rules, f"{NAME}-admin"))
+    try:
+        said = await asyncio.to_thread(ever, pair, NAME, "Degraded", "ReferenceUnreadable", 40)
+        assert "worker.env WORD names the Secret faults-env with the key word" in said["message"]
+        say(pair, "three")
+        await asyncio.sleep(15)
+        assert uids(pair) == before
+        assert condition(pair, NAME, "Ready")["status"] == "True"
+    finally:
+        grant(rules)
+    # What it held was remembered all the time: what it holds now is another content.
+    await asyncio.to_thread(
+        wait_until, "the workers to follow", lambda: not before & uids(pair) and len(ready_pods(pair, NAME)) == 2,
+        timeout_s=180,
+    )  # fmt: skip
+    assert condition(pair, NAME, "Degraded")["reason"] == "AsExpected"
 
 
 def test_a_full_quota_and_a_missing_image_are_said_and_mend_by_themselves(operator: Cluster) -> None:

@@ -13,7 +13,18 @@ import pytest
 
 from bench.traffic import Traffic
 from devcluster.demo.cluster import ROOT, Cluster, devcluster, install, wait_until
-from tests.cluster.conftest import NAMESPACE, apply, client, example, get, pods, service_url, status, wait_condition
+from tests.cluster.conftest import (
+    NAMESPACE,
+    apply,
+    client,
+    condition,
+    example,
+    get,
+    pods,
+    service_url,
+    status,
+    wait_condition,
+)
 from tests.cluster.faults import lost, ready_pods, restarts, streams, wait_all_ready
 from tests.cluster.test_lifecycle import left
 
@@ -140,6 +151,24 @@ def test_a_worker_whose_image_is_pinned_to_the_version_before_serves(
         model=PINNED, prompt="The capital of France is", max_tokens=8, temperature=0
     )
     assert "Paris" in answer.choices[0].text
+
+
+def test_going_back_restarts_no_worker_either(
+    cluster: Cluster, url: str, before: dict[str, str], images: dict[str, str]
+) -> None:
+    """But of a resource that names Secrets: that they are part of an intent, the version before does not know."""
+    (kept,) = pods(cluster, PINNED)
+    cluster.helm("rollback", "kvtide", "1", "-n", SYSTEM, "--wait", "--timeout", "120s")
+    try:
+        wait_until("the version before", lambda: "weightPrecision" not in schema(cluster), timeout_s=30)
+        wait_until("its workers again", lambda: workers_images(cluster) == {before["worker"]}, timeout_s=180)
+        wait_condition(cluster, NAME, "Ready", "True", timeout_s=60)
+        assert condition(cluster, PINNED, "Ready")["status"] == "True"
+    finally:
+        install(cluster, images)
+    (still,) = pods(cluster, PINNED)
+    assert still["metadata"]["uid"] == kept["metadata"]["uid"]
+    wait_condition(cluster, PINNED, "Ready", "True")
 
 
 def test_what_both_versions_made_goes_with_its_resource(cluster: Cluster, url: str) -> None:
