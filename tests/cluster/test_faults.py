@@ -257,7 +257,7 @@ async def test_a_secret_that_may_not_be_read_is_said_and_rolls_nobody(pair: Clus
         said = await asyncio.to_thread(ever, pair, NAME, "Degraded", "ReferenceUnreadable", 40)
         assert "worker.env WORD names the Secret faults-env with the key word" in said["message"]
         say(pair, "three")
-        await asyncio.sleep(15)
+        await asyncio.sleep(30)
         assert uids(pair) == before
         assert condition(pair, NAME, "Ready")["status"] == "True"
     finally:
