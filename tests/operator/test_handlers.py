@@ -75,5 +75,5 @@ def test_an_end_is_news_and_one_of_the_same_name_that_comes_after_it_is_too(memo
 
 def test_kopf_watches_nothing_but_the_resources_and_lists_them_in_parts() -> None:
     watched = [handler.selector for handler in registry()._watching.get_all_handlers()]
-    assert [(found.group, found.plural) for found in watched if found] == [(names.GROUP, names.PLURAL)]
+    assert [(found.group, found.any_name) for found in watched if found] == [(names.GROUP, names.PLURAL)]
     assert kopf_settings().watching.chunk_size == 100

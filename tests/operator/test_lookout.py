@@ -142,6 +142,21 @@ async def test_what_a_slow_worker_said_in_the_meantime_is_taken_with_its_age_unt
     sampler.forget(CHAT)
 
 
+async def test_one_that_is_late_is_as_it_was_and_one_that_does_not_answer_at_all_is_missing(
+    workers: Workers, pods: list[PodView], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge_sampler, "PATIENCE_S", 0.05)
+    sampler = Sampler(cast(WorkerClient, workers))
+    await sampler.samples(CHAT, pods, "token")
+    workers.delay_s["a"] = 0.2
+    del workers.say["a"]
+    late = await sampler.samples(CHAT, pods, "token")
+    assert late["chat-a"].age_s == pytest.approx(0.55, abs=0.03)  # 0.5, and as long as was waited for it
+    await asyncio.sleep(0.2)
+    assert set(await sampler.samples(CHAT, pods, "token")) == {"chat-b"}
+    sampler.forget(CHAT)
+
+
 async def test_a_silent_worker_is_left_out_at_once(workers: Workers, pods: list[PodView]) -> None:
     del workers.say["a"]
     sampler = Sampler(cast(WorkerClient, workers))

@@ -40,10 +40,14 @@ async def carry_out(
     for pod, cost in actions.deletion_costs.items():
         annotations = {names.DELETION_COST_ANNOTATION: str(cost)}
         await attempt(f"Pod {pod}", cluster.merge("Pod", namespace, pod, {"metadata": {"annotations": annotations}}))
+    # What pods mount comes before the pods; among itself it has no order.
+    mounted = [manifest for manifest in actions.apply if manifest["kind"] != "Deployment"]
+    await asyncio.gather(*(attempt(_named(manifest), cluster.apply(manifest)) for manifest in mounted))
     for manifest in actions.apply:
-        await attempt(f"{manifest['kind']} {manifest['metadata']['name']}", cluster.apply(manifest))
+        if manifest["kind"] == "Deployment":
+            await attempt(_named(manifest), cluster.apply(manifest))
     for manifest in actions.create:
-        await attempt(f"{manifest['kind']} {manifest['metadata']['name']}", cluster.create(manifest))
+        await attempt(_named(manifest), cluster.create(manifest))
     for pod in actions.delete_pods:
         await attempt(f"Pod {pod}", cluster.delete("Pod", namespace, pod))
 
@@ -65,6 +69,10 @@ async def carry_out(
     # All at once: one that hangs keeps nobody else from being told.
     await asyncio.gather(*(push(pod, pushing) for pod, pushing in pushes))
     return tuple(troubles)
+
+
+def _named(manifest: Json) -> str:
+    return f"{manifest['kind']} {manifest['metadata']['name']}"
 
 
 async def write_status(cluster: Cluster, document: Json, status: Status) -> bool:

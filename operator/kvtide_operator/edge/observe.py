@@ -1,5 +1,6 @@
 """Puts together what one pass looks at: the cluster from memory, the workers by asking them."""
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -60,13 +61,10 @@ class Observer:
 
         Only what carries our labels is in memory, and what is another's must not be written over.
         """
-        found = {}
-        for manifest in wanted:
-            key = (manifest["kind"], manifest["metadata"]["name"])
-            if key not in observed.children:
-                live = await self._kube.get(key[0], observed.resource.namespace, key[1])
-                if live is not None:
-                    found[key] = live
+        keys = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted]
+        unseen = [key for key in keys if key not in observed.children]
+        live = await asyncio.gather(*(self._kube.get(kind, observed.resource.namespace, name) for kind, name in unseen))
+        found = {key: one for key, one in zip(unseen, live, strict=True) if one is not None}
         return replace(observed, children={**observed.children, **found}) if found else None
 
     def forget(self, resource: Key, uid: str) -> None:

@@ -24,15 +24,19 @@ class _Answer:
 
 
 class Sampler:
-    """Remembers which workers keep passes waiting: these are asked too, but waited for once they are quick again."""
+    """Remembers which workers keep passes waiting: these are asked too, but waited for once they are quick again.
+
+    Until one that is late has failed to answer, what it said last stands for it, as old as it is.
+    """
 
     def __init__(self, client: WorkerClient) -> None:
         self._client = client
         self._slow: dict[Key, dict[str, asyncio.Task[_Answer]]] = {}
+        self._last: dict[Key, dict[str, tuple[Sample, float]]] = {}
 
     async def samples(self, resource: Key, pods: Iterable[PodView], token: str) -> dict[str, Sample]:
-        """What these pods say now, or a slow one a moment ago; one that says nothing is left out."""
-        before = self._slow.pop(resource, {})
+        """What these pods say now, or a slow one said before; one that does not answer is left out."""
+        before, known = self._slow.pop(resource, {}), self._last.get(resource, {})
         asked = [pod for pod in pods if pod.ip is not None]
         for name in before.keys() - {pod.name for pod in asked}:
             before[name].cancel()
@@ -40,23 +44,29 @@ class Sampler:
         quick = [task for name, task in tasks.items() if name not in before]
         if quick:
             await asyncio.wait(quick, timeout=PATIENCE_S)
-        found, slow = {}, {}
+        last: dict[str, tuple[Sample, float]] = {}
+        slow: dict[str, asyncio.Task[_Answer]] = {}
         for pod in asked:
             task = tasks[pod.name]
             if not task.done():
                 slow[pod.name] = task
+                if pod.name in known:
+                    last[pod.name] = known[pod.name]
                 continue
             answer = task.result()
             if answer.sample is not None:
-                found[pod.name] = replace(answer.sample, age_s=answer.sample.age_s + time.monotonic() - answer.at)
+                last[pod.name] = answer.sample, answer.at
             if answer.took_s > PATIENCE_S:
                 slow[pod.name] = self._begin(pod, token)
         if slow:
             self._slow[resource] = slow
-        return found
+        self._last[resource] = last
+        now = time.monotonic()
+        return {name: replace(sample, age_s=sample.age_s + now - at) for name, (sample, at) in last.items()}
 
     def forget(self, resource: Key) -> None:
         """Asks the workers of a resource that is gone no more."""
+        self._last.pop(resource, None)
         for task in self._slow.pop(resource, {}).values():
             task.cancel()
 
