@@ -117,3 +117,12 @@ def test_a_terminating_pod(make_pod: Callable[..., Json]) -> None:
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     view = PodView.parse(pod)
     assert (view.terminating, view.intent, view.ip) == (True, "abc", "10.0.0.1")
+
+
+@pytest.mark.parametrize(("says", "cost"), [("7", 7), ("-1", -1), ("", None), ("much", None)])
+def test_a_deletion_cost_is_what_anybody_wrote(
+    make_pod: Callable[..., dict[str, Any]], says: str, cost: int | None
+) -> None:
+    pod = make_pod()
+    pod["metadata"]["annotations"] = {"controller.kubernetes.io/pod-deletion-cost": says}
+    assert PodView.parse(pod).deletion_cost == cost

@@ -141,7 +141,7 @@ class Kube:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     yield json.loads(line)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ApiError(0, f"watching {path}: {type(error).__name__} {error}") from error
         finally:
             response.response.close()

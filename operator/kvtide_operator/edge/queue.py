@@ -38,7 +38,7 @@ class WorkQueue:
     """
 
     reconcile: Pass
-    workers: int = 16
+    workers: int = 32
     heartbeat: float = field(default_factory=time.monotonic)
     _entries: dict[Key, _Entry] = field(default_factory=dict)
     _due: list[tuple[float, Key]] = field(default_factory=list)

@@ -73,12 +73,20 @@ class PodView:
             terminating="deletionTimestamp" in metadata,
             intent=labels.get(names.INTENT_LABEL),
             model=labels.get(names.MODEL_LABEL),
-            deletion_cost=int(cost) if cost else None,
+            deletion_cost=_number(cost),
             trouble=_trouble(metadata["name"], status),
             ending=_ending(status),
             oom_killed_at=_oom_killed_at(status),
             unready_since=None if ready else seconds(since or metadata["creationTimestamp"]),
         )
+
+
+def _number(text: str | None) -> int | None:
+    """Anybody may write an annotation, and anything in it."""
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return None
 
 
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
