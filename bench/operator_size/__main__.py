@@ -35,6 +35,7 @@ from kvtide_operator.api import names
 EPILOG = """
 first reconcile   all resources exist, none was reconciled: from the operator's start until all are Ready
 spec -> acted on  from the PATCH of minReplicas until the Deployment is seen with the new replicas
+restart           from the start of a second operator, the first one ended, until it has passed over all
 load -> acted on  from the workers' states saying that the pool is 95 % full until the same
 quiet             nothing changes: what the API server was asked, and what the operator took; the Lease's own
                   requests are told apart
@@ -54,10 +55,26 @@ class Outcome:
 
     first_s: float
     first_cpu_s: float
-    first_peak_mib: float
+    others_cpu_s: float
+    peak_mib: float
     spec_s: list[float]
     load_s: list[float]
     quiet: Stretch
+    restart_s: float
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator process."""
+
+    pid: int
+    health_port: int
+    metrics_port: int
+
+    async def read(self, session: aiohttp.ClientSession, port: int, path: str) -> str:
+        """What it says at one of its ports."""
+        async with session.get(f"http://127.0.0.1:{port}{path}") as response:
+            return await response.text()
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -134,9 +151,12 @@ class Run:
 
     async def _measure(self, plane: ControlPlane, api: Api, kubelet: Kubelet, seen: Seen) -> Outcome:
         options = self.options
-        health_port, metrics_port = free_ports(2)
-        pid, first_s = await self._first(plane, seen, kubelet, health_port, metrics_port)
+        before = self.processes.cpu_seconds()
+        operator = self._start_operator(plane, "operator")
+        pid = operator.pid
+        first_s = await self._all_ready(operator, seen, kubelet)
         first_cpu, first_peak = cpu_seconds(pid), rss_bytes(pid) / MIB
+        others_cpu = self.processes.cpu_seconds() - before - first_cpu
         self.say(
             f"all Ready after {first_s:.1f} s; the operator took {first_cpu:.0f} s of CPU, has {first_peak:.0f} MiB"
         )
@@ -152,30 +172,48 @@ class Run:
         for number in range(changes):
             load_s.append(await self._change_load(kubelet, seen, options.resources - 1 - number * step))
         self.say(f"{changes} changes of load acted on, p95 {percentile(load_s, 0.95):.2f} s")
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{health_port}/healthz") as answer:
-            self.say(f"/healthz: {answer.status} {(await answer.text()).strip()}")
-        return Outcome(first_s, first_cpu, first_peak, spec_s, load_s, quiet)
+        async with aiohttp.ClientSession() as session:
+            self.say(f"/healthz: {await operator.read(session, operator.health_port, '/healthz')}")
+        peak = max(first_peak, quiet.rss_peak_mib, rss_bytes(pid) / MIB)
+        restart_s = await self._restart(plane)
+        return Outcome(first_s, first_cpu, others_cpu, peak, spec_s, load_s, quiet, restart_s)
 
-    async def _first(
-        self, plane: ControlPlane, seen: Seen, kubelet: Kubelet, health_port: int, metrics_port: int
-    ) -> tuple[int, float]:
+    def _start_operator(self, plane: ControlPlane, name: str) -> Operator:
+        health_port, metrics_port = free_ports(2)
         command = [
             str(Path(sys.executable).with_name("kvtide")), "operator", "--worker-image", "registry/worker:1",
             "--lease-namespace", SYSTEM, "--health-port", str(health_port), "--metrics-port", str(metrics_port),
         ]  # fmt: skip
-        began = time.monotonic()
-        pid = self.processes.start("operator", command, {"KUBECONFIG": str(plane.kubeconfig["operator"])}).pid
-        said = began
+        process = self.processes.start(name, command, {"KUBECONFIG": str(plane.kubeconfig["operator"])})
+        return Operator(process.pid, health_port, metrics_port)
+
+    async def _all_ready(self, operator: Operator, seen: Seen, kubelet: Kubelet) -> float:
+        """Seconds until every resource is Ready."""
+        began = said = time.monotonic()
         while len(seen.ready) < self.options.resources:
             self.processes.check()
             if time.monotonic() - said >= 5:
                 said = time.monotonic()
                 self.say(
-                    f"{len(seen.ready)} Ready, {kubelet.ready} pods run, {rss_bytes(pid) / MIB:.0f} MiB,"
-                    f" {cpu_seconds(pid) / (said - began):.2f} cores; {seen.waiting_for()}"
+                    f"{len(seen.ready)} Ready, {kubelet.ready} pods run, {rss_bytes(operator.pid) / MIB:.0f} MiB,"
+                    f" {cpu_seconds(operator.pid) / (said - began):.2f} cores; {seen.waiting_for()}"
                 )
             await asyncio.sleep(0.1)
-        return pid, time.monotonic() - began
+        return time.monotonic() - began
+
+    async def _restart(self, plane: ControlPlane) -> float:
+        """Seconds from a new operator's start until it has looked at every resource."""
+        self.processes.stop_one("operator")
+        began = time.monotonic()
+        operator = self._start_operator(plane, "operator-again")
+        async with aiohttp.ClientSession() as session:
+            while True:
+                self.processes.check()
+                with contextlib.suppress(aiohttp.ClientError):
+                    metrics = await operator.read(session, operator.metrics_port, "/metrics")
+                    if metrics.count("kvtide_reconcile_duration_seconds_count{") >= self.options.resources:
+                        return time.monotonic() - began
+                await asyncio.sleep(0.3)
 
     async def _pause(self, seconds: float, what: str) -> None:
         self.say(f"{what} for {seconds:.0f} s")
@@ -212,15 +250,16 @@ def show(options: argparse.Namespace, outcome: Outcome) -> None:
     writes = quiet.a_minute(WRITES, without=("leases",))
     rows: list[tuple[str, str, str, bool | None]] = [
         ("first reconcile of all", f"{outcome.first_s:.0f} s", "180 s", outcome.first_s < 180),
-        ("  the operator's CPU for it", f"{outcome.first_cpu_s:.0f} s", "", None),
+        ("  CPU of the operator for it", f"{outcome.first_cpu_s:.0f} s", "", None),
+        ("  CPU of all else for it", f"{outcome.others_cpu_s:.0f} s", "", None),
     ]
     for what, values in (("spec", outcome.spec_s), ("load", outcome.load_s)):
         p95 = percentile(values, 0.95)
         told = f"{percentile(values, 0.5):.2f} s, {p95:.2f} s, {max(values, default=0):.2f} s"
         rows.append((f"{what} -> acted on: p50, p95, most of {len(values)}", told, "p95 2 s", p95 <= 2))
-    peak = max(quiet.rss_peak_mib, outcome.first_peak_mib)
     rows += [
-        ("memory, most", f"{peak:.0f} MiB", "400 MB", peak * MIB < 400e6),
+        ("restart, until all are looked at", f"{outcome.restart_s:.1f} s", "", None),
+        ("memory, most", f"{outcome.peak_mib:.0f} MiB", "400 MB", outcome.peak_mib * MIB < 400e6),
         (
             f"memory, slope over {quiet.seconds / 60:.0f} min",
             f"{quiet.rss_slope_mib_per_hour:+.1f} MiB/h",

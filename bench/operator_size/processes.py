@@ -45,6 +45,16 @@ class Processes:
                 words = (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
                 raise RuntimeError(f"{name} ended with status {process.returncode}:\n" + "\n".join(words))
 
+    def cpu_seconds(self) -> float:
+        """What all of them and this process have taken so far."""
+        return sum(cpu_seconds(process.pid) for process in self.started.values()) + cpu_seconds(os.getpid())
+
+    def stop_one(self, name: str) -> None:
+        """Ends one of them, however long it takes."""
+        process = self.started.pop(name)
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
     def stop(self, within_s: float = 5.0) -> None:
         """Ends all, the last one first; kills what has not ended in time."""
         for process in reversed(self.started.values()):

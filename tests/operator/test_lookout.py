@@ -152,6 +152,7 @@ async def test_one_that_is_late_is_as_it_was_and_one_that_does_not_answer_at_all
     del workers.say["a"]
     late = await sampler.samples(CHAT, pods, "token")
     assert late["chat-a"].age_s == pytest.approx(0.55, abs=0.03)  # 0.5, and as long as was waited for it
+    assert (late["chat-a"].late, late["chat-b"].late) == (True, False)
     await asyncio.sleep(0.2)
     assert set(await sampler.samples(CHAT, pods, "token")) == {"chat-b"}
     sampler.forget(CHAT)

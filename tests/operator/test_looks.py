@@ -53,10 +53,11 @@ def settled(
     """A resource after its first passes: one worker, which says what it is told to."""
     intent = next(child for child in first if child["kind"] == "Deployment")["spec"]["template"]["metadata"]["labels"]
 
-    def make(state: Json | None = None, silent: bool = False, **more: Any) -> Observed:
+    def make(state: Json | None = None, silent: bool = False, late: bool = False, **more: Any) -> Observed:
         pod = make_pod(intent=intent["serving.kvtide.dev/intent"])
         states = {} if silent else {"chat-a": make_state(**(state or {}))}
         seen = observe(make_resource(), [{**child} for child in first], [pod], states, **more)
+        seen = replace(seen, samples={name: replace(one, late=late) for name, one in seen.samples.items()})
         status = reconcile(seen, surroundings, now).status
         return replace(seen, resource=replace(seen.resource, status=status))
 
@@ -71,6 +72,7 @@ def settled(
         ({"state": {"waiting": 1, "running": 1}}, 2.0),
         ({"silent": True}, 2.0),
         ({"age_s": 31.0}, 2.0),
+        ({"late": True}, 2.0),
         ({"answers": {}}, 2.0),  # its first request is on its way
     ],
     ids=str,

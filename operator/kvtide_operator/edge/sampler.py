@@ -61,8 +61,7 @@ class Sampler:
         if slow:
             self._slow[resource] = slow
         self._last[resource] = last
-        now = time.monotonic()
-        return {name: replace(sample, age_s=sample.age_s + now - at) for name, (sample, at) in last.items()}
+        return {name: _aged(*said, late=not tasks[name].done()) for name, said in last.items()}
 
     def forget(self, resource: Key) -> None:
         """Asks the workers of a resource that is gone no more."""
@@ -80,3 +79,7 @@ class Sampler:
         except WorkerError:
             sample = None
         return _Answer(sample, time.monotonic(), time.monotonic() - began)
+
+
+def _aged(sample: Sample, at: float, late: bool) -> Sample:
+    return replace(sample, age_s=sample.age_s + time.monotonic() - at, late=late)

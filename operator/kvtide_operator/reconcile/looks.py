@@ -17,9 +17,9 @@ def is_busy(state: WorkerState) -> bool:
 
 
 def is_calm(observed: Observed) -> bool:
-    """Whether every ready worker has told its state, freshly, and none has requests."""
+    """Whether every ready worker has told its state, in time and freshly, and none has requests."""
     found = [observed.samples.get(pod.name) for pod in observed.ready]
-    return all(one is not None and one.age_s <= STALE_AFTER_S and not is_busy(one.state) for one in found)
+    return all(one and not one.late and one.age_s <= STALE_AFTER_S and not is_busy(one.state) for one in found)
 
 
 def next_look_s(observed: Observed, resting: bool, settled: bool, resync_s: float) -> float:

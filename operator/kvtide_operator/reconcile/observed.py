@@ -17,10 +17,14 @@ Live = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """A worker's answer and how old its numbers were when it came, in seconds by the worker's own clock."""
+    """A worker's answer and how old its numbers are, in seconds by the worker's own clock.
+
+    late:  it has been asked since, and has yet to answer
+    """
 
     state: WorkerState
     age_s: float
+    late: bool = False
 
 
 @dataclass(frozen=True)
