@@ -73,6 +73,17 @@ class RequestsStatus(Api):
     waiting: int = Field(default=0, description="Requests in the queues.")
 
 
+class LimitStretch(Api):
+    """A time of work of one worker, by which its batch limit is judged."""
+
+    began: Time = Field(description="When it began.")
+    looks: int = Field(description="How often it was looked at.")
+    running: float = Field(description="Sequences at once, the mean of these looks.")
+    utilization: float = Field(description="Share of its KV blocks in use, the mean of these looks.")
+    generated_tokens: int = Field(description="Tokens that it had generated when this began.")
+    preemptions: int = Field(description="Preemptions that it had counted when this began.")
+
+
 class WorkerStatus(Api):
     """One worker as last seen, with what the batch limit's rule remembers of it."""
 
@@ -84,6 +95,10 @@ class WorkerStatus(Api):
     preemptions: int = Field(description="Preemptions since its start, as counted by it.")
     limit_changed_at: Time | None = Field(default=None, description="When the operator last moved its batch limit.")
     limit_lowered_at: Time | None = Field(default=None, description="When the operator last lowered it.")
+    limit_stretch: LimitStretch | None = Field(default=None, description="What the limit is judged by next.")
+    crowded_utilization: float | None = Field(
+        default=None, description="Share of its KV blocks in use on average when a limit was last too high."
+    )
     answers: bool | None = Field(
         default=None,
         description="Whether it answers requests, by the last one of the operator's; absent where unknown.",

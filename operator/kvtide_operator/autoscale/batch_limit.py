@@ -1,23 +1,36 @@
-"""How many sequences a worker may run at once: fewer when its KV memory runs out, more when there is room.
+"""How many sequences a worker may run at once: as many as bring more than they cost.
 
-The two thresholds lie apart, and a limit is raised only where the pool is predicted to stay clear of the upper one,
-so that a steady load settles instead of swinging. Where the time between two tokens has a target, a batch that is too
-large for it is cut in proportion, once for each window of latencies.
+Where the pool is full, the newest sequences lose their blocks to older ones, and are computed again later. Of n that
+run, the last one brings 1 / n of the tokens; a limit is cut where preemptions cost more than that, and raised where
+requests wait for it and the pool has room. What the pool held on average when it was too much is remembered and not
+gone back to, so that a steady load settles. Where the time between two tokens has a target, a batch that is too large
+for it is cut in proportion, once for each window of latencies.
 """
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from kvtide_operator.autoscale.latency import Targets
+from kvtide_operator.autoscale.stretch import Stretch, looked
 from kvtide_operator.autoscale.worker_state import WorkerState
 
-CROWDED_UTILIZATION = 0.95
+# A token that is computed again takes about an eighth of the time of one that is generated, which reads all weights for
+# a few sequences: an eighth to a third was seen. So the last of n sequences is worth this share of the tokens, over n.
+WORTH = 8.0
+# Below this share of what is too much a limit may be raised; in between it stays.
+HARMLESS = 0.25
+# What a cut leaves of the sequences that run, and of the utilisation that was too much.
+CUT = 0.95
+# Up to here limits are raised after two looks, and up to there where SURE_S says the same.
 ROOMY_UTILIZATION = 0.85
+FULL_UTILIZATION = 0.95
 IDLE_UTILIZATION = 0.50
-# How long the effect of a move takes to show, and how long a lowered limit is left alone, in seconds.
+# How long the effect of a move takes to show, and how long it takes to be sure of it.
 SETTLE_S = 4.0
+SURE_S = 8.0
+# How long a lowered limit is left alone, and for how long it is known what was too much, in seconds.
 RECOVER_S = 15.0
+FORGET_S = 300.0
 # Latencies never take more than three quarters of the plan's limit: behind a small batch requests wait for their turn.
 LEAST_SHARE = 4
 # Below this share of the target, latencies are no reason to wait for their window before a limit is raised.
@@ -34,25 +47,27 @@ class Move(Enum):
 
 @dataclass(frozen=True)
 class LimitMemory:
-    """What is remembered of a worker between passes. Times in seconds since 1970."""
+    """What is remembered of a worker between passes. Times in seconds since 1970.
+
+    stretch: what it did since the last move
+    crowded: the mean utilisation at which too much was computed again, when that was last so
+    """
 
     started_at: float
-    preemptions: int
     changed_at: float | None = None
     lowered_at: float | None = None
+    stretch: Stretch | None = None
+    crowded: float | None = None
 
 
 @dataclass(frozen=True)
 class LimitDecision:
-    """The limit a worker should have, and why.
-
-    settling: the last move has yet to show, so what happened since the last decision is still to be judged
-    """
+    """The limit a worker should have, why, and what the next pass is to remember."""
 
     limit: int
     move: Move
     message: str
-    settling: bool = False
+    memory: LimitMemory
 
 
 def decide_limit(
@@ -62,51 +77,73 @@ def decide_limit(
 
     A worker that has restarted, or was never seen before, has no past: it begins at the plan's limit by itself.
     """
-    if memory is not None and memory.started_at != state.started_at:
-        memory = None
+    if memory is None or memory.started_at != state.started_at:
+        memory = LimitMemory(state.started_at)
+    stretch = looked(memory.stretch, state, now)
+    memory = replace(memory, stretch=stretch)
     limit, highest = state.limits.batch_limit, state.limits.max_batch_limit
-    since_change = _since(memory.changed_at if memory else None, now)
-    since_lowered = _since(memory.lowered_at if memory else None, now)
-    if since_change < SETTLE_S:
-        return LimitDecision(limit, Move.KEEP, "the last move has yet to show", settling=True)
+    if _since(memory.lowered_at, now) < SETTLE_S:
+        # Those that were put back are computed again.
+        return LimitDecision(limit, Move.KEEP, "the last move has yet to show", replace(memory, stretch=None))
+    if stretch is None:
+        return _raised(limit, _idle_room(state), "idle", memory, now)
+    if stretch.looks < 2:
+        return LimitDecision(limit, Move.KEEP, "one look is not enough", memory)
 
-    used, running = state.kv.utilization, max(1, min(limit, state.requests.running))
-    preempted = state.counters.preemptions - memory.preemptions if memory else 0
-    if preempted > 0 or used > CROWDED_UTILIZATION:
-        # What runs is what fits. A limit below it would put sequences back, who lose their blocks as to a preemption;
-        # one above it lets in others, who would be preempted in turn.
-        return _lower(limit, running, f"{preempted} preemptions, KV {used:.0%}")
+    lost = stretch.lost(state, now, SURE_S)
+    told = f"{lost:.0%} lost to preemptions, KV {stretch.utilization:.0%}"
+    if lost * stretch.running > WORTH:
+        if stretch.running < CUT * limit:
+            # The pool was the limit, and not this one: no more than it held.
+            return _lowered(limit, int(stretch.running), told, memory, now)
+        return _lowered(limit, int(CUT * limit), told, replace(memory, crowded=stretch.utilization), now)
     slow = _slow(state, targets)
-    looked = since_change >= state.latency.window_seconds
-    if slow > 1 and looked:
-        least = max(1, highest // LEAST_SHARE)
-        return _lower(limit, max(least, int(running / min(slow, 2.0))), f"tokens take {slow:.2f} of their target")
-    if limit >= highest or since_lowered < RECOVER_S:
-        return LimitDecision(limit, Move.KEEP, f"KV {used:.0%}")
-    higher = min(highest, limit + max(1, limit // 2), _roomy(state))
+    settled = _since(memory.changed_at, now) >= state.latency.window_seconds
+    if slow > 1 and settled:
+        running = max(1, min(limit, state.requests.running))
+        fewer = max(1, highest // LEAST_SHARE, int(running / min(slow, 2.0)))
+        return _lowered(limit, fewer, f"tokens take {slow:.2f} of their target", memory, now)
+    room = _room(state, stretch, memory, now) if lost * stretch.running <= HARMLESS * WORTH else 0
     if slow > FAST_ENOUGH:
-        higher = min(higher, int(limit / slow)) if looked else limit
-    if higher > limit:
-        return LimitDecision(higher, Move.RAISE, f"{state.requests.waiting} requests wait, KV {used:.0%}")
-    return LimitDecision(limit, Move.KEEP, f"KV {used:.0%}")
+        room = min(room, int(limit / slow)) if settled else 0
+    return _raised(limit, min(room, highest), f"{state.requests.waiting} requests wait, {told}", memory, now)
 
 
-def _lower(limit: int, lower: int, why: str) -> LimitDecision:
+def _lowered(limit: int, lower: int, why: str, memory: LimitMemory, now: float) -> LimitDecision:
     lower = max(1, lower)
-    return LimitDecision(lower, Move.LOWER, why) if lower < limit else LimitDecision(limit, Move.KEEP, why)
+    if lower >= limit:
+        return LimitDecision(limit, Move.KEEP, why, memory)
+    return LimitDecision(lower, Move.LOWER, why, replace(memory, changed_at=now, lowered_at=now, stretch=None))
 
 
-def _roomy(state: WorkerState) -> int:
-    """The highest limit that is harmless: the worker is idle, or its limit binds and as many more sequences of the
-    present mean would leave the pool roomy. 0 where the limit is not what requests wait for."""
-    requests, used = state.requests, state.kv.utilization
-    if requests.waiting == 0:
-        return state.limits.max_batch_limit if used < IDLE_UTILIZATION else 0
-    if requests.running < state.limits.batch_limit:
+def _raised(limit: int, room: int, why: str, memory: LimitMemory, now: float) -> LimitDecision:
+    """As far as there is room, by half at most."""
+    higher = min(room, limit + max(1, limit // 2))
+    if higher <= limit or _since(memory.lowered_at, now) < RECOVER_S:
+        return LimitDecision(limit, Move.KEEP, why, memory)
+    return LimitDecision(higher, Move.RAISE, why, replace(memory, changed_at=now, stretch=None))
+
+
+def _idle_room(state: WorkerState) -> int:
+    return state.limits.max_batch_limit if state.kv.utilization < IDLE_UTILIZATION else 0
+
+
+def _room(state: WorkerState, stretch: Stretch, memory: LimitMemory, now: float) -> int:
+    """The highest limit that is harmless: nobody waits and the pool is half empty; or the limit is what requests wait
+    for, and as many sequences of the present mean leave the pool roomy, or not quite full where that is sure. 0 where
+    there is none."""
+    limit, used = state.limits.batch_limit, stretch.utilization
+    if state.requests.waiting == 0:
+        return _idle_room(state)
+    if stretch.running < CUT * limit:
         return 0
     if used <= 0:
         return state.limits.max_batch_limit
-    return math.ceil(ROOMY_UTILIZATION * requests.running / used) - 1
+    full = FULL_UTILIZATION
+    if memory.crowded is not None and _since(memory.lowered_at, now) < FORGET_S:
+        full = min(full, CUT * memory.crowded)
+    sure = now - stretch.began >= SURE_S
+    return int((full if sure else min(ROOMY_UTILIZATION, full)) * stretch.running / used)
 
 
 def _slow(state: WorkerState, targets: Targets | None) -> float:
