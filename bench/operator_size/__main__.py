@@ -42,7 +42,7 @@ quiet             nothing changes: what the API server was asked, and what the o
 
 etcd, kube-apiserver and kube-controller-manager are the devcluster's binary, started on free ports of loopback with
 their data in a temporary folder. The kubelet and the workers are simulated: pods are bound, said to be running, and
-answered for at addresses in 127.100.0.0/14, ports 8000 and 8001.
+answered for at addresses from 127.100.0.0 to 127.199.255.255, ports 8000 and 8001.
 """
 SYSTEM = "kvtide-system"
 AT_ONCE = 16

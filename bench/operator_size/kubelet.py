@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ AT_ONCE = 16
 
 
 def address(number: int) -> str:
-    """The loopback address of the worker with this number, far from those that anything else uses."""
-    return f"127.{100 + number // 62500}.{1 + number // 250 % 250}.{1 + number % 250}"
+    """The loopback address of the worker with this number: not those that anything else uses, nor another run."""
+    return f"127.{100 + os.getpid() % 100}.{1 + number // 250 % 250}.{1 + number % 250}"
 
 
 @dataclass

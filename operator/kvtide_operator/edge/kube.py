@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import quote
+from urllib.request import getproxies
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -17,8 +18,9 @@ from kvtide_operator.api import names
 Json = dict[str, Any]
 
 TIMEOUT = aiohttp.ClientTimeout(total=30, connect=10)
-# Calls at once. Watches come on top: they hold a connection each, and keep no call waiting.
-CALLS = 32
+# Calls at once: more would not be answered sooner, and would keep others waiting at the API server. Watches come on
+# top: they hold a connection each.
+CALLS = 16
 # A watch is ended by the server after so long, somewhere between, so that not all end at once; and by us where it has
 # said nothing for longer than the API server ever leaves one without a bookmark, which is about a minute.
 WATCH_S = (240, 300)
@@ -71,9 +73,9 @@ class Kube:
     already is asked again only where doing it twice is the same as once.
     """
 
-    def __init__(self, api: Any) -> None:
+    def __init__(self, api: Any, calls: int = CALLS) -> None:
         self._api = api
-        self._calls = asyncio.Semaphore(CALLS)
+        self._calls = asyncio.Semaphore(calls)
 
     @classmethod
     async def connect(cls) -> "Kube":
@@ -86,7 +88,13 @@ class Kube:
             kubeconfig = os.environ.get("KUBECONFIG")
             await loader.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
         configuration.connection_pool_maxsize = 0  # no limit: CALLS is one
+        # Of the environment nothing but a proxy matters: for the rest a file would be looked for before every call.
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
         return cls(client.ApiClient(configuration))
+
+    def aside(self) -> "Kube":
+        """The same pool for calls that must not wait behind those of passes: the Lease's."""
+        return Kube(self._api, calls=1)
 
     async def close(self) -> None:
         """Closes the pool."""

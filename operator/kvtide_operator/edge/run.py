@@ -73,7 +73,7 @@ async def _run(settings: OperatorSettings) -> int:
     controller = Controller(kube, cluster, workers, lookout, settings, metrics)
     queue = WorkQueue(controller.reconcile)
     canary = Canary(kube, settings.namespaces, cluster.resources, wake)
-    lease = Lease(kube, settings.operator_namespace, settings.lease_name, settings.identity)
+    lease = Lease(kube.aside(), settings.operator_namespace, settings.lease_name, settings.identity)
     health = Health({"lease": (lambda: lease.heartbeat, SILENCE_S)})
     servers = [
         await serve_health(health, settings.health_port),

@@ -1,5 +1,6 @@
 """From a spec, a model's shape and a device to the plan, through `kvtide_sizing`."""
 
+import functools
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -7,6 +8,10 @@ from kvtide_operator.api.spec import LLMDeploymentSpec
 from kvtide_sizing.devices.device import Device
 from kvtide_sizing.plan import Plan, Policy, Profile, Workload, plan
 from kvtide_sizing.shape import ModelShape
+
+# A plan takes ten milliseconds, is the same for the same question, and cannot be changed: many ask alike, and admission
+# asks before the pass does.
+_planned = functools.lru_cache(maxsize=256)(plan)
 
 
 def workload_of(spec: LLMDeploymentSpec) -> Workload:
@@ -35,5 +40,5 @@ def make_plan(spec: LLMDeploymentSpec, shape: ModelShape, device: Device, warnin
         served_only=True,
         prefix_caching=spec.kv_cache.prefix_caching is not False,
     )
-    made = plan(shape, device, workload_of(spec), policy)
+    made = _planned(shape, device, workload_of(spec), policy)
     return replace(made, warnings=(*warnings, *made.warnings))
