@@ -15,9 +15,10 @@ from kvtide_operator.plan.intent import model_hash
 from kvtide_operator.plan.nodes import NodeDevices
 from kvtide_operator.plan.planner import make_plan
 from kvtide_operator.plan.record import Record
+from kvtide_operator.reconcile.looks import RESTING_S
 from kvtide_operator.reconcile.observed import Observed, Surroundings
 from kvtide_operator.reconcile.planning import plan_workers, wants_nodes
-from kvtide_operator.reconcile.reconcile import RESTING_S, reconcile
+from kvtide_operator.reconcile.reconcile import reconcile
 from kvtide_sizing.devices.device import device_named
 from kvtide_sizing.errors import DoesNotFit
 from kvtide_sizing.models.catalog import builtin
