@@ -21,8 +21,6 @@ INTENT_LABEL = f"{GROUP}/intent"
 MODEL_LABEL = f"{GROUP}/model"
 # On every child: the hash of the manifest as applied, so that an unchanged child costs no write.
 APPLIED_ANNOTATION = f"{GROUP}/applied"
-# On a child or a pod that the operator touched to see whether it hears of it.
-WATCHED_ANNOTATION = f"{GROUP}/watched-at"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 
 HTTP_PORT = 8000

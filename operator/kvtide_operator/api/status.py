@@ -211,10 +211,6 @@ class Status(Api):
         ),
     ] = None
     autoscaling: AutoscalingStatus | None = Field(default=None, description="What the autoscaler last saw and decided.")
-    watched_at: Time | None = Field(
-        default=None,
-        description="When the operator last wrote this to see whether it hears of changes, where all was quiet.",
-    )
     conditions: Annotated[
         list[Condition] | None,
         Field(

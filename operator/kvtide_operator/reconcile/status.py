@@ -90,7 +90,6 @@ def build_status(
         batch_limit=min((worker.batch_limit for worker in workers), default=None),
         workers=list(workers) or None,
         autoscaling=autoscaling,
-        watched_at=observed.resource.status.watched_at,
         conditions=conditions,
     )
 
