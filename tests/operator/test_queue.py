@@ -100,6 +100,29 @@ async def test_one_that_fails_is_tried_again_and_stops_none_of_the_others() -> N
         await until(lambda: failures == 2)  # after half a second to a second
 
 
+async def test_who_is_due_first_comes_first_and_passes_that_hang_hold_nobody_up() -> None:
+    order: list[str] = []
+    gate = asyncio.Event()
+
+    async def reconcile(namespace: str, name: str) -> None:
+        order.append(name)
+        if name.startswith("hangs"):
+            await gate.wait()
+
+    queue = WorkQueue(reconcile)
+    hanging = [f"hangs-{number}" for number in range(queue.workers - 1)]
+    for name in hanging:
+        queue.request("team", name)
+    queue.request("team", "later", after_s=0.05)
+    for name in ("a", "b", "c"):
+        queue.request("team", name)
+    task = asyncio.create_task(queue.run())
+    await until(lambda: "later" in order)
+    assert order == [*hanging, "a", "b", "c", "later"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_the_heartbeat_goes_on_while_there_is_nothing_to_do() -> None:
     async def reconcile(namespace: str, name: str) -> None:
         raise AssertionError("nothing was requested")
