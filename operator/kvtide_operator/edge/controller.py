@@ -128,8 +128,8 @@ class Controller:
             return min(actions.requeue_s, self._settings.resync_seconds)
         resource = observed.resource
         token = token_of(observed.child("Secret", admin_secret_name(resource)))
-        if actions.requeue_s > self._settings.resync_seconds and token is not None:
-            seen = {pod.ip: sample for pod in observed.ready if pod.ip and (sample := observed.samples.get(pod.name))}
+        seen = {pod.ip: sample for pod in observed.ready if pod.ip and (sample := observed.samples.get(pod.name))}
+        if actions.requeue_s > self._settings.resync_seconds and token is not None and seen:
             self._lookout.watch((resource.namespace, resource.name), token, seen)
         # Not all at once, even where all began at once.
         return actions.requeue_s * random.uniform(0.85, 1.15)  # noqa: S311
