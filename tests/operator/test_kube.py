@@ -12,13 +12,19 @@ from kvtide_operator.edge.kube import PAGE, TRIES, ApiError, Kube
 
 
 class Server:
-    """Says what it was asked; pods come two a page. Refuses as often as it is told to, by status and Retry-After."""
+    """Says what it was asked; pods come two a page. Refuses as often as it is told to, by status and Retry-After.
+
+    text: it serves nothing, and says so
+    """
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.refusals: list[tuple[int, str | None]] = []
+        self.text: str | None = None
 
     async def answer(self, request: web.Request) -> web.Response:
+        if self.text is not None:
+            return web.Response(text=self.text, status=404)
         self.asked.append((request.raw_path.partition("?")[0], dict(request.query)))
         if self.refusals:
             status, retry_after = self.refusals.pop(0)
@@ -158,3 +164,12 @@ async def test_a_server_that_is_gone_is_told_as_one(waits: list[float], unused_t
         await gone.get("ConfigMap", "team", "a")
     assert (refusal.value.status, len(waits)) == (0, TRIES - 1)
     await gone.close()
+
+
+async def test_a_kind_that_is_not_served_is_no_object_that_is_gone(server: Server, kube: Kube) -> None:
+    """As the API server answers while a CRD is replaced: what there is of that kind is not to be forgotten."""
+    server.refusals = [(404, None)]
+    assert await kube.get("ConfigMap", "team", "gone") is None
+    server.text = "404 page not found\n"
+    with pytest.raises(ApiError, match="404 page not found"):
+        await kube.get("LLMDeployment", "team", "chat")

@@ -57,12 +57,14 @@ class ApiError(Exception):
     """The API server said no. `status` is HTTP's, 0 where it did not answer; the message is its own.
 
     retry_after_s: when it wants to be asked again, None where it does not say
+    unserved:      it is not the object that is missing, but its kind: as while a CRD is replaced
     """
 
-    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, status: int, message: str, retry_after_s: float | None = None, unserved: bool = False) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+        self.unserved = unserved
 
 
 class Kube:
@@ -105,7 +107,7 @@ class Kube:
         try:
             return await self._call("GET", _path(kind, namespace, name))
         except ApiError as error:
-            if error.status == 404:
+            if error.status == 404 and not error.unserved:
                 return None
             raise
 
@@ -254,7 +256,9 @@ def _selecting(selector: str) -> list[tuple[str, str]]:
 
 def _refusal(response: Any, content: bytes, method: str, path: str) -> ApiError:
     said = _message(content) or f"{method} {path}: HTTP {response.status}"
-    return ApiError(response.status, said, _retry_after_s(response.headers.get("Retry-After")))
+    # Of a kind that it serves it answers with a Status, else with a line of text.
+    unserved = response.status == 404 and not content.lstrip().startswith(b"{")
+    return ApiError(response.status, said, _retry_after_s(response.headers.get("Retry-After")), unserved)
 
 
 def _worth_another(method: str, error: ApiError) -> bool:
