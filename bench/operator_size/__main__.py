@@ -298,7 +298,8 @@ def main() -> None:
     soft, hard = limits.getrlimit(limits.RLIMIT_NOFILE)
     if soft < hard:
         limits.setrlimit(limits.RLIMIT_NOFILE, (hard, hard))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.default_int_handler)
     if options.logs:
         Path(options.logs).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvtide-size-") as folder:
