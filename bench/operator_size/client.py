@@ -55,11 +55,12 @@ class Api:
             return answer
 
     async def watch(self, path: str, selector: str = "") -> AsyncIterator[Json]:
-        """Events of what there is and what comes, until the server ends it."""
+        """Events of what there is and what comes. Where the server ends it, all that there is comes again."""
         query = {"watch": "true", "timeoutSeconds": "7200", **({"labelSelector": selector} if selector else {})}
-        async with self._session.get(path, params=query) as response:
-            rest = b""
-            async for chunk in response.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    yield json.loads(line)
+        while True:
+            async with self._session.get(path, params=query) as response:
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield json.loads(line)

@@ -65,7 +65,6 @@ class Kubelet:
         async for event in self.api.watch(PODS, names.NAME_LABEL):
             if event["type"] in ("ADDED", "MODIFIED"):
                 self._queue.put_nowait(event["object"])
-        raise RuntimeError("the kubelet's watch has ended")
 
     async def _work(self) -> None:
         while True:
