@@ -62,5 +62,6 @@ class Api:
                 rest = b""
                 async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        yield json.loads(line)
+                    for event in map(json.loads, lines):
+                        if event["type"] != "ERROR":
+                            yield event
