@@ -53,7 +53,7 @@ def _identity() -> str:
     default=2.0,
     show_default=True,
     type=click.FloatRange(0.5, 60),
-    help="How often workers are read, and everything is reconciled even without an event.",
+    help="How often a resource is looked at that has requests or waits for something; a calm one less often.",
 )
 @click.option(
     "--admission-service",
