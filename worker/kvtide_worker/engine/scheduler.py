@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from operator import attrgetter
 
 from kvtide_worker.engine.block_manager import BlockManager
+from kvtide_worker.engine.growth import OutputLength, growth, shortage
 from kvtide_worker.engine.request import Request
 from kvtide_worker.engine.shares import Chunk, cut_aligned, share_budget
 
@@ -70,6 +71,7 @@ class Scheduler:
         self.recomputed_tokens = 0
         self.prefix_queries = self.prefix_hits = 0
         self._following: set[Request] = set()
+        self._lengths = OutputLength()
         self._blocks = blocks
 
     @property
@@ -113,6 +115,7 @@ class Scheduler:
         elif request.blocks.tables:
             self.running.remove(request)
             self._blocks.release(request.blocks, kept=kept)
+            self._lengths.ended(len(request.output_token_ids))
         else:
             del self.waiting[bisect_left(self.waiting, request.place, key=_PLACE)]
         self._succeed(request)
@@ -126,9 +129,9 @@ class Scheduler:
         children = []
         kept = self._kept_blocks()
         for request in leader.followers:
-            growth = self._growth(leader)
-            if len(self.running) < self.batch_limit and self._blocks.fork(leader.blocks, request.blocks, kept + growth):
-                kept += growth + len(request.blocks.tables)
+            grown = self._growth(leader)
+            if len(self.running) < self.batch_limit and self._blocks.fork(leader.blocks, request.blocks, kept + grown):
+                kept += grown + len(request.blocks.tables)
                 request.cached_tokens = len(request.prompt_token_ids)
                 request.prompt_logprobs = list(leader.prompt_logprobs)
                 insort(self.running, request, key=_RANK)
@@ -305,14 +308,16 @@ class Scheduler:
         return needed + sum(map(self._growth, others)) <= there
 
     def _kept_blocks(self) -> int:
-        """Beside what a step takes and gives back, room for the running ones to grow."""
-        return self._blocks.layout.step_blocks + sum(map(self._growth, self.running))
+        """Beside what a step takes and gives back, room for the running ones to grow until one of them ends."""
+        layout = self._blocks.layout
+        return layout.step_blocks + shortage(self.running, layout, self._steps_to_an_end())
 
     def _growth(self, request: Request) -> int:
-        """Blocks for as many more tokens as a block has, or a full pool would preempt what it just let in."""
-        layout = self._blocks.layout
-        soon = min(request.num_tokens + layout.block_size, request.most_tokens)
-        return max(0, layout.sequence_blocks(soon) - request.blocks.num_blocks)
+        return growth(request, self._blocks.layout, self._steps_to_an_end())
+
+    def _steps_to_an_end(self) -> int:
+        """As many steps as a block has tokens at most: nobody grows by more than one in them."""
+        return self._lengths.steps_to_an_end(len(self.running), self._blocks.layout.block_size)
 
     def _succeed(self, leader: Request) -> None:
         """The first of those that follow a request that is gone computes the prompt; the others follow that one."""
