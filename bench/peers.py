@@ -45,6 +45,8 @@ GOALS = (
     Goal("int8", "llama", 16, 4.0),
 )
 START_GOAL_S, PREFIX_TOKENS, PREFIX_GOAL = 10.0, 2000, 5.0
+# Of a peer's memory at so many requests.
+MEMORY_PEER, MEMORY_AT, MEMORY_GOAL = "vllm-tuned", 16, 0.25
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Worker:
     name: str
     url: str
     started_s: float
+    process_id: int
+
+    def memory_mib(self) -> float:
+        """What all its processes hold, pages that they share counted once (proc_pid_smaps(5): Pss)."""
+        return sum(_pss_kib(each) for each in _with_children(self.process_id)) / 1024
 
 
 @contextmanager
@@ -71,10 +78,23 @@ def serving(name: str, model: Path, folder: Path, *options: str) -> Iterator[Wor
             time.sleep(0.02)
         url = re.search(r"serving \S+ on (\S+)/v1", log.read_text())
         assert url, "the worker says where it serves"
-        yield Worker(name, url[1], time.monotonic() - began)
+        yield Worker(name, url[1], time.monotonic() - began, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+
+
+def _with_children(process_id: int) -> list[int]:
+    children = Path(f"/proc/{process_id}/task").glob("*/children")
+    return [
+        process_id,
+        *(one for told in children for each in told.read_text().split() for one in _with_children(int(each))),
+    ]
+
+
+def _pss_kib(process_id: int) -> int:
+    lines = Path(f"/proc/{process_id}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def first_token_seconds(url: str, model: str, prompt: list[int]) -> tuple[float, str]:
@@ -129,12 +149,14 @@ def main(runners: Path, peers: str, concurrency: str, rounds: int, out: Path) ->
             also = [f"--also={worker.name}={worker.url}" for worker in (bf16, int8)]
             command = [sys.executable, str(runners / "peers.py"), "bench", *also, f"--peers={peers}"]
             subprocess.run([*command, f"--concurrency={concurrency}", f"--rounds={rounds}", f"--out={out}"], check=True)
+            memory_mib = bf16.memory_mib()
             prefix = shared_prefix(bf16)
         # Once more, now that its files lie in the page cache.
         with serving("bf16", model, folder, *memory, "--precision", "BF16") as again:
             started_s = again.started_s
-    console.print(_against(json.loads(out.read_text())))
-    console.print(_alone(prefix, started_s))
+    measured = json.loads(out.read_text())
+    console.print(_against(measured))
+    console.print(_alone(prefix, started_s, memory_mib, _peers_memory_mib(measured)))
 
 
 def _against(measured: dict[str, Any]) -> Table:
@@ -153,9 +175,18 @@ def _against(measured: dict[str, Any]) -> Table:
     return table
 
 
-def _alone(prefix: tuple[float, float, bool], started_s: float) -> Table:
+def _peers_memory_mib(measured: dict[str, Any]) -> float | None:
+    """What the peer held in the first round; None where it was not run."""
+    runs = measured["runs"]
+    held = (run for run in runs if run["peer"] == MEMORY_PEER and run["concurrency"] == MEMORY_AT)
+    return next((float(run["memory_mib"]) for run in held), None)
+
+
+def _alone(
+    prefix: tuple[float, float, bool], started_s: float, memory_mib: float, peers_memory_mib: float | None
+) -> Table:
     cold, warm, same = prefix
-    table = Table("the worker alone", "measured", "goal", "")
+    table = Table("the worker", "measured", "goal", "")
     table.add_row("start to ready", f"{started_s:.1f} s", f"{START_GOAL_S:g} s", judged(started_s < START_GOAL_S))
     told = f"{cold:.2f} s cold, {warm:.3f} s warm: {cold / warm:.1f} times"
     table.add_row(
@@ -163,6 +194,10 @@ def _alone(prefix: tuple[float, float, bool], started_s: float) -> Table:
         judged(cold / warm >= PREFIX_GOAL),
     )  # fmt: skip
     table.add_row("the same tokens, cold and warm", "yes" if same else "no", "yes", judged(same))
+    if peers_memory_mib is not None:
+        told = f"{memory_mib:.0f} MiB, {MEMORY_PEER} {peers_memory_mib:.0f} MiB"
+        share = memory_mib / peers_memory_mib
+        table.add_row("memory, all processes", told, f"{MEMORY_GOAL:g} of it", judged(share <= MEMORY_GOAL))
     return table
 
 
