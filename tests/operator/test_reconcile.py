@@ -147,6 +147,21 @@ def test_who_writes_replicas(
         assert made["Deployment"]["spec"]["replicas"] == written
 
 
+@pytest.mark.parametrize(
+    ("mode", "replicas", "wanted"),
+    [("Off", 1, 1), ("Off", 9, 9), ("Observe", 1, 2), ("Observe", 9, 4)],
+)
+def test_the_demand_is_told_outside_the_bounds_too(
+    make_resource: Make, make_pod: MakePod, make_state: MakeState, observe: See, surroundings: Surroundings,
+    now: float, first: list[Json], mode: str, replicas: int, wanted: int,
+) -> None:  # fmt: skip
+    resource = make_resource(replicas=replicas, autoscaling={"mode": mode, "minReplicas": 2, "maxReplicas": 4})
+    state = {"chat-a": make_state(live=7_000, queued=500)}
+    told = reconcile(observe(resource, first, [make_pod()], state), surroundings, now).status.autoscaling
+    assert told is not None
+    assert (told.desired_replicas, told.demand_tokens, told.capacity_tokens_per_replica) == (wanted, 7_500, 10_000)
+
+
 def test_scaling_up_and_down_with_everything_that_is_remembered_in_the_status(
     make_resource: Make, make_pod: MakePod, make_state: MakeState, observe: See,
     surroundings: Surroundings, now: float, first: list[Json],
@@ -176,8 +191,10 @@ def test_scaling_up_and_down_with_everything_that_is_remembered_in_the_status(
 
     waiting = at(now + 10, up.status)
     assert (waiting.apply, waiting.status.autoscaling and waiting.status.autoscaling.reason) == ((), "Stabilizing")
+    assert waiting.deletion_costs == {}
     still = at(now + 39, waiting.status)
     assert still.apply == ()
+    assert still.deletion_costs == {"chat-a": 900, "chat-b": 20}  # known to who deletes before fewer are asked for
     down = at(now + 40, still.status)
     assert children(down)["Deployment"]["spec"]["replicas"] == 1
     assert down.deletion_costs == {"chat-a": 900, "chat-b": 20}  # the emptiest goes first

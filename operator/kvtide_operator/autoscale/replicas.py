@@ -63,15 +63,16 @@ def decide_replicas(
     """
     current = fleet.replicas
     kept = Memory(shown=memory.shown)
-    bounded = policy.clamp(current)
-    if bounded != current:
-        reason, message = _back_into_bounds(current, bounded)
-        return Decision(current, bounded, reason, message, fleet, memory=kept)
-    blind = _blind(fleet)
-    if blind is not None:
+    bounded, blind = policy.clamp(current), _blind(fleet)
+    if blind is not None and bounded == current:
         return Decision(current, current, *blind, fleet, memory=kept, held=True)
+    if blind is not None:
+        return Decision(current, bounded, *_back_into_bounds(current, bounded), fleet, memory=kept)
     states = [one.state for one in fleet.workers if one.state is not None]
     load, held_by_memory = add_up(states, mean_output_tokens, recent_tokens), memory_tokens(states)
+    if bounded != current:
+        capacity, outside = capacity_tokens(held_by_memory, memory.shown, now), _back_into_bounds(current, bounded)
+        return Decision(current, bounded, *outside, fleet, load, capacity, memory=kept)
     slow = slowness(fleet, policy.targets)
     peak = memory.peak if memory.peak is not None else Peak(0.0, now)
     if policy.targets:

@@ -37,7 +37,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Actions:
-    """Deletion costs come before the Deployment, so that the right pod goes; the status comes last.
+    """Deletion costs come before the Deployment, if possible some passes, so that the right pod goes; the status last.
 
     deletion_costs: by pod name
     decision:       a change of replicas that this pass decided, for the metrics

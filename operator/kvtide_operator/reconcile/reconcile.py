@@ -104,7 +104,7 @@ def reconcile(observed: Observed, surroundings: Surroundings, now: float) -> Act
             stamped,
         ),
         requeue_s=next_look_s(observed, resting, not (waits or acts), surroundings.resync_s),
-        deletion_costs=_deletion_costs(observed) if fewer else {},
+        deletion_costs=_deletion_costs(observed) if fewer or scaling.ends else {},
         apply=tuple(changed),
         create=planning.create,
         delete_pods=planning.delete_pods,

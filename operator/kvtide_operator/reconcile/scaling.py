@@ -25,6 +25,8 @@ NOTABLE = (
     Reason.METRICS_STALE,
     Reason.METRICS_MISLABELLED,
 )
+# So long before fewer replicas are asked for it is said which pods are to go: who deletes them must have seen it.
+CHOSEN_BEFORE_S = 10.0
 # What no other replica would find a place for either.
 NO_PLACE = (Reason.UNSCHEDULABLE, Reason.INSUFFICIENT_GPU)
 
@@ -35,12 +37,14 @@ class Scaling:
 
     replicas: what is written to the Deployment
     news:     a decision that was made in this pass
+    ends:     whether the time in which fewer would have done is nearly over
     """
 
     replicas: int
     decision: Decision
     status: AutoscalingStatus
     news: ScalingDecision | None
+    ends: bool = False
 
 
 def scale(observed: Observed, plan: Plan | None, current: int | None, now: float, intent: str = "") -> Scaling:
@@ -82,7 +86,8 @@ def scale(observed: Observed, plan: Plan | None, current: int | None, now: float
         peak=_kept_peak(peak) if peak else None,
         decisions=kept[:DECISIONS_KEPT] or None,
     )
-    return Scaling(decision.replicas if active else before, decision, status, news)
+    ends = active and window is not None and window.covers(policy.window_s - CHOSEN_BEFORE_S, now)
+    return Scaling(decision.replicas if active else before, decision, status, news, ends)
 
 
 def _memory(previous: AutoscalingStatus, intent: str) -> Memory:
