@@ -13,6 +13,7 @@ from kvtide_operator.edge.controller import Controller
 from kvtide_operator.edge.kube import Kube
 from kvtide_operator.edge.lookout import Lookout
 from kvtide_operator.edge.metrics import Metrics
+from kvtide_operator.edge.sampler import Sampler
 from kvtide_operator.edge.store import Key
 from kvtide_operator.edge.worker_client import WorkerClient
 from kvtide_operator.reconcile.observed import Sample
@@ -59,7 +60,7 @@ class Operator:
         self.woken: list[Key] = []
         kube = cast(Kube, server)
         self.cluster = Cluster(kube, (), self.woken.append)
-        self.lookout = Lookout(self.workers, 1.5, self.woken.append)
+        self.lookout = Lookout(Sampler(self.workers, 0.0), 1.5, self.woken.append)
         self.controller = Controller(kube, self.cluster, self.workers, self.lookout, SETTINGS, Metrics())
         self.following = asyncio.create_task(self.cluster.run())
 

@@ -43,14 +43,20 @@ def workers(make_state: Callable[..., WorkerState]) -> Workers:
 
 
 @pytest.fixture
-def seen(make_state: Callable[..., WorkerState]) -> dict[str, Sample]:
-    return {"a": Sample(make_state(), 0.5), "b": Sample(make_state(), 0.5)}
+def pods(make_pod: Callable[..., dict[str, Any]]) -> list[PodView]:
+    return [PodView.parse(make_pod(f"chat-{ip}", podIP=ip)) for ip in "ab"]
 
 
 @asynccontextmanager
-async def looking(workers: Workers) -> AsyncIterator[tuple[Lookout, list[Key]]]:
+async def looking(workers: Workers, pods: list[PodView]) -> AsyncIterator[tuple[Lookout, list[Key]]]:
+    """Passes have found two resources calm, each with workers of the same addresses."""
     woken: list[Key] = []
-    lookout = Lookout(cast(WorkerClient, workers), 0.02, woken.append)
+    sampler = Sampler(cast(WorkerClient, workers), 0.0)
+    lookout = Lookout(sampler, 0.02, woken.append)
+    for resource, its in ((CHAT, pods), (OTHER, pods[:1])):
+        seen = await sampler.samples(resource, its, "token")
+        lookout.watch(resource, "token", {pod.name: str(pod.ip) for pod in its}, seen)
+    workers.asked.clear()
     task = asyncio.create_task(lookout.run())
     try:
         yield lookout, woken
@@ -60,21 +66,18 @@ async def looking(workers: Workers) -> AsyncIterator[tuple[Lookout, list[Key]]]:
 
 
 async def test_calm_workers_are_asked_again_and_again_and_nobody_is_woken(
-    workers: Workers, seen: dict[str, Sample]
+    workers: Workers, pods: list[PodView]
 ) -> None:
-    async with looking(workers) as (lookout, woken):
-        lookout.watch(CHAT, "token", seen)
+    async with looking(workers, pods) as (_, woken):
         await asyncio.sleep(0.5)
         assert (woken, len(workers.asked) >= 6) == ([], True)
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["busy", "silent"])
 async def test_one_that_says_something_new_wakes_its_resource_once(
-    workers: Workers, seen: dict[str, Sample], make_state: Callable[..., WorkerState], silent: bool
+    workers: Workers, pods: list[PodView], make_state: Callable[..., WorkerState], silent: bool
 ) -> None:
-    async with looking(workers) as (lookout, woken):
-        lookout.watch(CHAT, "token", seen)
-        lookout.watch(OTHER, "token", {"a": seen["a"]})
+    async with looking(workers, pods) as (_, woken):
         if silent:
             del workers.say["b"]
         else:
@@ -83,30 +86,40 @@ async def test_one_that_says_something_new_wakes_its_resource_once(
         assert woken == [CHAT]
 
 
-async def test_when_a_pass_begins_nobody_else_looks(workers: Workers, seen: dict[str, Sample]) -> None:
-    async with looking(workers) as (lookout, woken):
-        lookout.watch(CHAT, "token", seen)
+async def test_when_a_pass_begins_nobody_else_looks(workers: Workers, pods: list[PodView]) -> None:
+    async with looking(workers, pods) as (lookout, woken):
         lookout.leave(CHAT)
+        lookout.leave(OTHER)
         workers.say.clear()
         await asyncio.sleep(0.3)
         assert (woken, workers.asked) == ([], [])
 
 
 async def test_a_worker_that_hangs_keeps_no_other_resource_from_being_woken(
-    workers: Workers, seen: dict[str, Sample], make_state: Callable[..., WorkerState]
+    workers: Workers, pods: list[PodView], make_state: Callable[..., WorkerState]
 ) -> None:
-    workers.delay_s["a"] = 60
-    async with looking(workers) as (lookout, woken):
-        lookout.watch(CHAT, "token", {"a": seen["a"]})
-        lookout.watch(OTHER, "token", {"b": seen["b"]})
-        workers.say["b"] = make_state(running=1)
+    async with looking(workers, pods) as (_, woken):
+        workers.delay_s["b"] = 60
+        await asyncio.sleep(0.1)
+        workers.say["a"] = make_state(running=1)
         await asyncio.sleep(0.4)
         assert woken == [OTHER]
 
 
-@pytest.fixture
-def pods(make_pod: Callable[..., dict[str, Any]]) -> list[PodView]:
-    return [PodView.parse(make_pod(f"chat-{ip}", podIP=ip)) for ip in "ab"]
+async def test_a_look_takes_what_was_said_between_looks_and_asks_nobody_again(
+    workers: Workers, pods: list[PodView], make_state: Callable[..., WorkerState]
+) -> None:
+    sampler = Sampler(cast(WorkerClient, workers), fresh_s=0.2)
+    there = {pod.name: str(pod.ip) for pod in pods}
+    await sampler.samples(CHAT, pods, "token")
+    workers.say["a"] = make_state(running=3)
+    await sampler.ask(CHAT, there, "token")
+    workers.asked.clear()
+    now = await sampler.samples(CHAT, pods, "token")
+    assert (now["chat-a"].state.requests.running, workers.asked) == (3, [])
+    await asyncio.sleep(0.25)
+    await sampler.samples(CHAT, pods, "token")
+    assert workers.asked == ["a", "b"]
 
 
 async def test_a_pass_waits_for_a_slow_worker_once_and_never_again(
@@ -114,7 +127,7 @@ async def test_a_pass_waits_for_a_slow_worker_once_and_never_again(
 ) -> None:
     monkeypatch.setattr(edge_sampler, "PATIENCE_S", 0.05)
     workers.delay_s["a"] = 60
-    sampler, clock = Sampler(cast(WorkerClient, workers)), asyncio.get_running_loop().time
+    sampler, clock = Sampler(cast(WorkerClient, workers), 0.0), asyncio.get_running_loop().time
     for waits in (True, False, False):
         began = clock()
         assert set(await sampler.samples(CHAT, pods, "token")) == {"chat-b"}
@@ -128,7 +141,7 @@ async def test_what_a_slow_worker_said_in_the_meantime_is_taken_with_its_age_unt
 ) -> None:
     monkeypatch.setattr(edge_sampler, "PATIENCE_S", 0.05)
     workers.delay_s["a"] = 0.1
-    sampler = Sampler(cast(WorkerClient, workers))
+    sampler = Sampler(cast(WorkerClient, workers), 0.0)
     assert set(await sampler.samples(CHAT, pods, "token")) == {"chat-b"}
     await asyncio.sleep(0.2)
     late = await sampler.samples(CHAT, pods, "token")
@@ -146,7 +159,7 @@ async def test_one_that_is_late_is_as_it_was_and_one_that_does_not_answer_at_all
     workers: Workers, pods: list[PodView], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge_sampler, "PATIENCE_S", 0.05)
-    sampler = Sampler(cast(WorkerClient, workers))
+    sampler = Sampler(cast(WorkerClient, workers), 0.0)
     await sampler.samples(CHAT, pods, "token")
     workers.delay_s["a"] = 0.2
     del workers.say["a"]
@@ -160,6 +173,6 @@ async def test_one_that_is_late_is_as_it_was_and_one_that_does_not_answer_at_all
 
 async def test_a_silent_worker_is_left_out_at_once(workers: Workers, pods: list[PodView]) -> None:
     del workers.say["a"]
-    sampler = Sampler(cast(WorkerClient, workers))
+    sampler = Sampler(cast(WorkerClient, workers), 0.0)
     for _ in range(3):
         assert set(await sampler.samples(CHAT, pods, "token")) == {"chat-b"}

@@ -11,8 +11,8 @@ Pass = Callable[[str, str], Awaitable[float | None]]
 
 
 @asynccontextmanager
-async def running(reconcile: Pass) -> AsyncIterator[WorkQueue]:
-    queue = WorkQueue(reconcile)
+async def running(reconcile: Pass, places: int = 32, kept_for_news: int = 8) -> AsyncIterator[WorkQueue]:
+    queue = WorkQueue(reconcile, places, kept_for_news)
     task = asyncio.create_task(queue.run())
     try:
         yield queue
@@ -110,7 +110,7 @@ async def test_who_is_due_first_comes_first_and_passes_that_hang_hold_nobody_up(
             await gate.wait()
 
     queue = WorkQueue(reconcile)
-    hanging = [f"hangs-{number}" for number in range(queue.workers - 1)]
+    hanging = [f"hangs-{number}" for number in range(queue.places - 9)]
     for name in hanging:
         queue.request("team", name)
     queue.request("team", "later", after_s=0.05)
@@ -121,6 +121,41 @@ async def test_who_is_due_first_comes_first_and_passes_that_hang_hold_nobody_up(
     assert order == [*hanging, "a", "b", "c", "later"]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_news_finds_a_place_where_all_that_is_merely_due_waits() -> None:
+    begun: list[str] = []
+    gate = asyncio.Event()
+
+    async def reconcile(namespace: str, name: str) -> None:
+        begun.append(name)
+        if name != "news":
+            await gate.wait()
+
+    async with running(reconcile, places=4, kept_for_news=1) as queue:
+        for number in range(10):
+            queue.request("team", f"due-{number}", after_s=0.001)
+        await until(lambda: len(begun) == 3)
+        queue.request("team", "news")
+        await until(lambda: "news" in begun)
+        queue.request("team", "due-9")  # of which there now is news, too
+        await until(lambda: begun[-1] == "due-9")
+        assert begun == ["due-0", "due-1", "due-2", "news", "due-9"]
+        gate.set()
+        await until(lambda: len(begun) == 11)
+
+
+async def test_the_heartbeat_stands_still_where_all_passes_hang() -> None:
+    async def reconcile(namespace: str, name: str) -> None:
+        await asyncio.sleep(60)
+
+    async with running(reconcile, places=2, kept_for_news=1) as queue:
+        for name in "abc":
+            queue.request("team", name)
+        await asyncio.sleep(0.1)
+        before = queue.heartbeat
+        await asyncio.sleep(1.2)
+        assert queue.heartbeat == before
 
 
 async def test_the_heartbeat_goes_on_while_there_is_nothing_to_do() -> None:

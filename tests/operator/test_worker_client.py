@@ -79,7 +79,7 @@ def pods(make_pod: Callable[..., dict[str, Any]]) -> list[PodView]:
 
 
 async def test_one_that_does_not_answer_is_left_out(worker: Worker, client: WorkerClient, pods: list[PodView]) -> None:
-    samples = await Sampler(client).samples(("team", "chat"), pods, TOKEN)
+    samples = await Sampler(client, 0.0).samples(("team", "chat"), pods, TOKEN)
     assert set(samples) == {"here"}
     state = samples["here"].state
     assert (state.kv.capacity_tokens, state.kv.live_tokens, state.requests.running) == (10_240, 700, 2)
@@ -92,7 +92,7 @@ async def test_age_is_judged_by_the_workers_own_clock(
 ) -> None:
     worker.clock = time.time() + skew_s
     worker.answer = json.dumps({**json.loads(STATE), "sampledAt": worker.clock - 40})
-    samples = await Sampler(client).samples(("team", "chat"), pods[:1], TOKEN)
+    samples = await Sampler(client, 0.0).samples(("team", "chat"), pods[:1], TOKEN)
     assert samples["here"].age_s == pytest.approx(40, abs=1.5)  # the Date header has whole seconds
 
 
@@ -101,11 +101,11 @@ async def test_an_answer_that_is_no_state_is_no_answer(
     worker: Worker, client: WorkerClient, pods: list[PodView], answer: str
 ) -> None:
     worker.answer = answer
-    assert await Sampler(client).samples(("team", "chat"), pods[:1], TOKEN) == {}
+    assert await Sampler(client, 0.0).samples(("team", "chat"), pods[:1], TOKEN) == {}
 
 
 async def test_a_wrong_token_is_no_answer(worker: Worker, client: WorkerClient, pods: list[PodView]) -> None:
-    assert await Sampler(client).samples(("team", "chat"), pods[:1], "guess") == {}
+    assert await Sampler(client, 0.0).samples(("team", "chat"), pods[:1], "guess") == {}
 
 
 async def test_limits_are_pushed_and_refusals_are_told(worker: Worker, client: WorkerClient) -> None:

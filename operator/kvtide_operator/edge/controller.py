@@ -51,7 +51,7 @@ class Controller:
         self._settings = settings
         self._metrics = metrics
         self._workers = workers
-        self._observer = Observer(kube, cluster, workers)
+        self._observer = Observer(kube, cluster, workers, lookout.sampler)
         self._events = EventRecorder(kube, settings.identity)
         self._nodes = Nodes(kube)
         self._overheads = OverheadStore(kube, settings.operator_namespace, settings.overheads_name)
@@ -128,9 +128,9 @@ class Controller:
             return min(actions.requeue_s, self._settings.resync_seconds)
         resource = observed.resource
         token = token_of(observed.child("Secret", admin_secret_name(resource)))
-        seen = {pod.ip: sample for pod in observed.ready if pod.ip and (sample := observed.samples.get(pod.name))}
-        if actions.requeue_s > self._settings.resync_seconds and token is not None and seen:
-            self._lookout.watch((resource.namespace, resource.name), token, seen)
+        there = {pod.name: pod.ip for pod in observed.ready if pod.ip and pod.name in observed.samples}
+        if actions.requeue_s > self._settings.resync_seconds and token is not None and there:
+            self._lookout.watch((resource.namespace, resource.name), token, there, observed.samples)
         # Not all at once, even where all began at once.
         return actions.requeue_s * random.uniform(0.85, 1.15)  # noqa: S311
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvtide_operator.edge.reflector import Wake
+from kvtide_operator.edge.sampler import Sampler
 from kvtide_operator.edge.store import Key
-from kvtide_operator.edge.worker_client import WorkerClient, WorkerError
 from kvtide_operator.reconcile.looks import is_news
 from kvtide_operator.reconcile.observed import Sample
 
@@ -23,18 +23,19 @@ AT_ONCE = 64
 
 @dataclass(slots=True)
 class _Calm:
-    """One resource: what its workers, by their address, last told a pass."""
+    """One resource: its workers, by name with their address, and what each last told a pass."""
 
     token: str
+    there: Mapping[str, str]
     seen: Mapping[str, Sample]
-    due: float
+    due: float = 0.0
 
 
 @dataclass
 class Lookout:
     """`every_s`: how often a calm worker is asked."""
 
-    client: WorkerClient
+    sampler: Sampler
     every_s: float
     wake: Wake
     _calm: dict[Key, _Calm] = field(default_factory=dict)
@@ -42,12 +43,12 @@ class Lookout:
     _asking: "set[asyncio.Task[None]]" = field(default_factory=set)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
-    def watch(self, resource: Key, token: str, seen: Mapping[str, Sample]) -> None:
-        """Looks after these workers until the next pass.
+    def watch(self, resource: Key, token: str, there: Mapping[str, str], seen: Mapping[str, Sample]) -> None:
+        """Looks after these workers, by name with their address, until the next pass.
 
-        seen: what each told the pass that found it calm, by address
+        seen: what each told the pass that found it calm
         """
-        self._calm[resource] = calm = _Calm(token, seen, 0.0)
+        self._calm[resource] = calm = _Calm(token, there, seen)
         self._plan(resource, calm)
 
     def leave(self, resource: Key) -> None:
@@ -79,20 +80,14 @@ class Lookout:
         self._slots.release()
 
     async def _look(self, resource: Key, calm: _Calm) -> None:
-        answers = await asyncio.gather(*(self._ask(ip, calm.token) for ip in calm.seen))
+        answers = await self.sampler.ask(resource, calm.there, calm.token)
         if self._calm.get(resource) is not calm:
             return
-        if any(is_news(before, now) for before, now in zip(calm.seen.values(), answers, strict=True)):
+        if any(is_news(before, answers.get(name)) for name, before in calm.seen.items()):
             self.leave(resource)
             self.wake(resource)
         else:
             self._plan(resource, calm)
-
-    async def _ask(self, ip: str, token: str) -> Sample | None:
-        try:
-            return await self.client.sample(ip, token)
-        except WorkerError:
-            return None
 
     def _plan(self, resource: Key, calm: _Calm) -> None:
         # Not all at once, even where all began at once.

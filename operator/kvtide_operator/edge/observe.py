@@ -23,10 +23,10 @@ from kvtide_operator.reconcile.observed import Observed
 class Observer:
     """Remembers of a resource which children it had, and when its workers last answered."""
 
-    def __init__(self, kube: Kube, cluster: Cluster, workers: WorkerClient) -> None:
+    def __init__(self, kube: Kube, cluster: Cluster, workers: WorkerClient, sampler: Sampler) -> None:
         self._kube = kube
         self._cluster = cluster
-        self._sampler = Sampler(workers)
+        self._sampler = sampler
         self._prober = Prober(workers)
         self._references = ReferenceReader(kube)
         self._children: dict[str, frozenset[tuple[str, str]]] = {}

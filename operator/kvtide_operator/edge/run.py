@@ -23,6 +23,7 @@ from kvtide_operator.edge.lease import Lease
 from kvtide_operator.edge.lookout import Lookout
 from kvtide_operator.edge.metrics import Metrics
 from kvtide_operator.edge.queue import WorkQueue
+from kvtide_operator.edge.sampler import Sampler
 from kvtide_operator.edge.store import Key
 from kvtide_operator.edge.worker_client import WorkerClient
 from kvtide_operator.settings import OperatorSettings
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 ECHO_S = 240.0
 # Calm workers are asked a little more often than busy resources are looked at: a pass has to follow in that time.
 CALM_SHARE = 0.75
+# A look does not ask again what was answered in less time than that between two looks at a busy resource, which are
+# never closer than 0.85 of the interval: so it takes what calm workers said between looks, and asks busy ones.
+FRESH_SHARE = 0.8
 # How long a loop may be silent before the kubelet is told: far above any timeout within it.
 SILENCE_S = 120.0
 
@@ -69,7 +73,8 @@ async def _run(settings: OperatorSettings) -> int:
 
     workers = WorkerClient()
     cluster = Cluster(kube, settings.namespaces, wake)
-    lookout = Lookout(workers, settings.resync_seconds * CALM_SHARE, wake)
+    sampler = Sampler(workers, settings.resync_seconds * FRESH_SHARE)
+    lookout = Lookout(sampler, settings.resync_seconds * CALM_SHARE, wake)
     controller = Controller(kube, cluster, workers, lookout, settings, metrics)
     queue = WorkQueue(controller.reconcile)
     canary = Canary(kube, settings.namespaces, cluster.resources, wake)

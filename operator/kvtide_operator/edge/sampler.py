@@ -1,9 +1,9 @@
-"""Asks the workers of a resource for their states, and waits for nobody who keeps it waiting."""
+"""What workers said last of themselves, asked again where that is old; and nobody waits for a slow one."""
 
 import asyncio
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from kvtide_operator.edge.store import Key
 from kvtide_operator.edge.worker_client import WorkerClient, WorkerError
@@ -14,72 +14,91 @@ from kvtide_operator.reconcile.pods import PodView
 PATIENCE_S = 1.0
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """sample: None where there was none; at, took_s: when it came (monotonic), and after how long."""
+@dataclass(slots=True)
+class _Worker:
+    """One worker. Times by the monotonic clock.
 
-    sample: Sample | None
-    at: float
-    took_s: float
-
-
-class Sampler:
-    """Remembers which workers keep passes waiting: these are asked too, but waited for once they are quick again.
-
-    Until one that is late has failed to answer, what it said last stands for it, as old as it is.
+    said, said_at: its last answer, None where it last gave none
+    asking:        while it has yet to answer
+    slow:          it kept a pass waiting for too long, and has not been quick since
     """
 
-    def __init__(self, client: WorkerClient) -> None:
-        self._client = client
-        self._slow: dict[Key, dict[str, asyncio.Task[_Answer]]] = {}
-        self._last: dict[Key, dict[str, tuple[Sample, float]]] = {}
+    said: Sample | None = None
+    said_at: float = float("-inf")
+    asking: "asyncio.Task[None] | None" = None
+    slow: bool = False
+
+
+@dataclass
+class Sampler:
+    """The last answers of all workers, by resource and pod.
+
+    fresh_s: a pass asks no worker again that answered less long ago
+    """
+
+    client: WorkerClient
+    fresh_s: float
+    _workers: dict[Key, dict[str, _Worker]] = field(default_factory=dict)
 
     async def samples(self, resource: Key, pods: Iterable[PodView], token: str) -> dict[str, Sample]:
         """What these pods say now, or a slow one said before; one that does not answer is left out."""
-        before, known = self._slow.pop(resource, {}), self._last.get(resource, {})
-        asked = [pod for pod in pods if pod.ip is not None]
-        for name in before.keys() - {pod.name for pod in asked}:
-            before[name].cancel()
-        tasks = {pod.name: before.get(pod.name) or self._begin(pod, token) for pod in asked}
-        quick = [task for name, task in tasks.items() if name not in before]
-        if quick:
-            await asyncio.wait(quick, timeout=PATIENCE_S)
-        last: dict[str, tuple[Sample, float]] = {}
-        slow: dict[str, asyncio.Task[_Answer]] = {}
-        for pod in asked:
-            task = tasks[pod.name]
-            if not task.done():
-                slow[pod.name] = task
-                if pod.name in known:
-                    last[pod.name] = known[pod.name]
-                continue
-            answer = task.result()
-            if answer.sample is not None:
-                last[pod.name] = answer.sample, answer.at
-            if answer.took_s > PATIENCE_S:
-                slow[pod.name] = self._begin(pod, token)
-        if slow:
-            self._slow[resource] = slow
-        self._last[resource] = last
-        return {name: _aged(*said, late=not tasks[name].done()) for name, said in last.items()}
+        before = self._workers.get(resource, {})
+        there = {pod.name: pod.ip for pod in pods if pod.ip is not None}
+        for name in before.keys() - there.keys():
+            _stop(before[name])
+        workers = self._workers[resource] = {name: before.get(name) or _Worker() for name in there}
+        awaited = []
+        for name, worker in workers.items():
+            if worker.asking is None and time.monotonic() - worker.said_at > self.fresh_s:
+                self._begin(worker, there[name], token)
+            if worker.asking is not None and not worker.slow:
+                awaited.append(worker.asking)
+        if awaited:
+            done, _ = await asyncio.wait(awaited, timeout=PATIENCE_S)
+            for task in done:
+                task.result()
+        for worker in workers.values():
+            worker.slow = worker.slow or worker.asking is not None
+        return {name: _aged(worker) for name, worker in workers.items() if worker.said is not None}
+
+    async def ask(self, resource: Key, there: Mapping[str, str], token: str) -> dict[str, Sample | None]:
+        """Asks these pods, by name with their address, whatever they said before; None for one that does not answer."""
+        workers = {name: found for name in there if (found := self._workers.get(resource, {}).get(name)) is not None}
+        for name, worker in workers.items():
+            if worker.asking is None:
+                self._begin(worker, there[name], token)
+        asked = [worker.asking for worker in workers.values() if worker.asking is not None]
+        await asyncio.gather(*asked)
+        return {name: worker.said for name, worker in workers.items()}
 
     def forget(self, resource: Key) -> None:
         """Asks the workers of a resource that is gone no more."""
-        self._last.pop(resource, None)
-        for task in self._slow.pop(resource, {}).values():
-            task.cancel()
+        for worker in self._workers.pop(resource, {}).values():
+            _stop(worker)
 
-    def _begin(self, pod: PodView, token: str) -> "asyncio.Task[_Answer]":
-        return asyncio.create_task(self._ask(str(pod.ip), token))
+    def _begin(self, worker: _Worker, ip: str, token: str) -> None:
+        worker.asking = asyncio.create_task(self._ask(worker, ip, token))
 
-    async def _ask(self, ip: str, token: str) -> _Answer:
+    async def _ask(self, worker: _Worker, ip: str, token: str) -> None:
         began = time.monotonic()
         try:
-            sample = await self._client.sample(ip, token)
+            worker.said = await self.client.sample(ip, token)
         except WorkerError:
-            sample = None
-        return _Answer(sample, time.monotonic(), time.monotonic() - began)
+            worker.said = None
+        finally:
+            worker.asking = None
+        now = time.monotonic()
+        worker.said_at = now if worker.said is not None else float("-inf")
+        worker.slow = now - began > PATIENCE_S
 
 
-def _aged(sample: Sample, at: float, late: bool) -> Sample:
-    return replace(sample, age_s=sample.age_s + time.monotonic() - at, late=late)
+def _stop(worker: _Worker) -> None:
+    if worker.asking is not None:
+        worker.asking.cancel()
+
+
+def _aged(worker: _Worker) -> Sample:
+    assert worker.said is not None
+    return replace(
+        worker.said, age_s=worker.said.age_s + time.monotonic() - worker.said_at, late=worker.asking is not None
+    )
