@@ -15,8 +15,8 @@ from tests.worker.engine.layouts import layout_of
 class Bench:
     """Sequences over one pool; each is run to its end and released, unless it is kept."""
 
-    def __init__(self, *windows: int | None, num_blocks: int = 40, aligned_tokens: int = 4) -> None:
-        layout = layout_of(windows)
+    def __init__(self, *windows: int | None, num_blocks: int = 40, aligned_tokens: int = 4, recent: int = 0) -> None:
+        layout = layout_of(windows, recent=recent)
         self.prefix = PrefixCache(layout, aligned_tokens=aligned_tokens)
         self.blocks = BlockManager(layout, num_blocks, self.prefix)
 
@@ -64,6 +64,13 @@ def test_a_hit_ends_where_chunks_may_begin() -> None:
     bench = Bench(None, aligned_tokens=8)
     bench.run(list(range(30)))
     assert [bench.found(list(range(length))) for length in (9, 10, 17, 18, 30)] == [0, 8, 8, 16, 24]
+
+
+def test_recent_tokens_are_computed_with_all_of_theirs() -> None:
+    """Three are kept in BF16 beside: six at least are left to compute."""
+    bench = Bench(None, aligned_tokens=8, recent=3)
+    bench.run(list(range(30)))
+    assert [bench.found(list(range(length))) for length in (13, 14, 21, 22, 30)] == [0, 8, 8, 16, 24]
 
 
 def test_a_chunk_that_began_elsewhere_is_not_found() -> None:

@@ -109,28 +109,30 @@ def test_neighbours_change_no_bit(llama: Path) -> None:
     assert torch.equal(torch.stack(seen), cold)
 
 
+@pytest.mark.parametrize("length", [258, 320])
 @pytest.mark.parametrize("precision", ["INT8", "K8V4", "INT4"])
-def test_other_formats_read_what_was_stored(model: Path, precision: str) -> None:
+def test_other_formats_read_what_was_stored(model: Path, precision: str, length: int) -> None:
     """A hit reads packed what a prompt in one chunk attends to as it came, and what one that is cut reads packed too.
 
     Where the last tokens are not kept in BF16 beside, a hit and a cut are the same in every bit. Where they are, a hit
-    has none of them: it is farther from BF16, in which hits change nothing, the more so where a window of 40 tokens
-    sees little else, but as near as four bits are.
+    ends early enough for all of them to be there again when the answer begins: it is about as near to BF16 as a cut,
+    also where a window of 40 tokens sees little else. (Without them a hit of 256 of 258 tokens was 5 times as far.)
     """
     exact = Watched(model)
     packed = Watched(model, precision=precision, num_blocks=400)
-    prompt = TEXT[:300]
+    prompt = TEXT[:length]
     reference, _ = exact.answer(prompt, 1)
     whole = packed.engine._blocks.layout
     packed.engine._blocks.layout = replace(whole, step_tokens=256)
     cut, nothing = packed.answer(prompt, 1)
     packed.engine._blocks.layout = whole
     warm, hit = packed.answer(prompt, 1)
-    assert (nothing, hit) == (0, 256)
-    if precision == "INT8":
+    left = 2 if precision == "INT8" else 64
+    assert (nothing, hit) == (0, (length - left) // 64 * 64)
+    if precision == "INT8" and hit == 256:
         assert torch.equal(warm, cut)
     lost = [torch.dist(answer.float(), reference.float()).item() for answer in (cut, warm)]
-    assert 0 < lost[1] < 4 * lost[0]
+    assert 0 < lost[1] < 3 * lost[0]
     assert packed.engine.state().live_blocks == 0
 
 

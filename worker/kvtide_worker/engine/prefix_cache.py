@@ -106,7 +106,8 @@ class PrefixCache:
         """The longest prefix that every table has all blocks of that the token behind it attends to.
 
         Of num_tokens two are left to compute at least: logits come from the last one, and a token alone would be a
-        decode, which sums in another order.
+        decode, which sums in another order. Where the layout keeps recent tokens in BF16 beside, which nobody shares,
+        it is twice as many as these: an answer begins with all of them, each computed with all of its own.
         """
         size, step = self._layout.block_size, self._hit_blocks
         tables = self._layout.tables
@@ -114,7 +115,8 @@ class PrefixCache:
         runs = [0] * len(tables)  # how many blocks up to here each table has without a gap
         nodes: list[PrefixNode] = []
         found = 0
-        for number in range(max(0, num_tokens - 2) // (size * step) * step):
+        left = max(2, 2 * self._layout.recent)
+        for number in range(max(0, num_tokens - left) // (size * step) * step):
             digest, tokens = chain[number]
             node = self._nodes.get(digest)
             if node is None or node.tokens != tokens or node.parent is not (nodes[-1] if nodes else None):
