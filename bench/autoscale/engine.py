@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
 
 from kvtide_operator.autoscale.worker_state import WorkerState
@@ -12,8 +11,7 @@ from kvtide_worker.engine.block_manager import BlockManager
 from kvtide_worker.engine.messages import SamplingParams
 from kvtide_worker.engine.request import Request
 from kvtide_worker.engine.scheduler import Scheduler
-
-LATENCY_WINDOW_S = 60.0
+from kvtide_worker.server.recent import RecentValues
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,7 @@ class Job:
     output_tokens: int
     allowed: int
     first_token_s: float | None = None
+    last_token_s: float = 0.0
     ended_s: float | None = None
     attempts: int = 0
 
@@ -94,9 +93,8 @@ class SimulatedWorker:
     draining_since_s: float | None = None
     ended_s: float | None = None
     _jobs: dict[str, Job] = field(default_factory=dict)
-    _first: deque[tuple[float, float]] = field(default_factory=deque)
-    _per_token: deque[tuple[float, float]] = field(default_factory=deque)
     _generated: int = 0
+    _told_s: float = 0.0
 
     def __post_init__(self) -> None:
         layout = KvLayout(
@@ -105,6 +103,8 @@ class SimulatedWorker:
         self._blocks = BlockManager(layout, self.model.num_blocks)
         self._scheduler = Scheduler(self._blocks, max_batch_limit=self.model.max_batch_limit)
         self.clock_s = self.ready_s
+        # As the worker's server keeps them: pauses between any two tokens, not means of requests.
+        self._first_tokens, self._pauses = (RecentValues(lambda: max(self.clock_s, self._told_s)) for _ in range(2))
 
     @property
     def ready_s(self) -> float:
@@ -165,7 +165,7 @@ class SimulatedWorker:
             completes = chunk.new_tokens == request.pending_tokens
             self._blocks.advance(request.blocks, chunk.new_tokens + steps - 1)
             if completes:
-                self._generate(request, steps)
+                self._generate(request, steps, first_s)
 
     def _steps_alike(self, requests: list[Request], first_s: float, time_s: float) -> int:
         """How many steps from here on decode just these, with the blocks that they have: until one of them ends or
@@ -177,22 +177,28 @@ class SimulatedWorker:
             steps = min(steps, room, job.output_tokens - len(request.output_token_ids))
         return max(1, steps)
 
-    def _generate(self, request: Request, tokens: int) -> None:
+    def _generate(self, request: Request, tokens: int, step_s: float) -> None:
+        """The request has tokens of so many steps alike; before the first of them it may have waited."""
         job = self._jobs[request.request_id]
         request.output_token_ids.extend([0] * tokens)
         self._generated += tokens
         if job.first_token_s is None:
             job.first_token_s = self.clock_s
-            self._first.append((self.clock_s, job.time_to_first_token_s))
+            self._first_tokens.add(job.time_to_first_token_s)
+        else:
+            self._pauses.add(self.clock_s - job.last_token_s - (tokens - 1) * step_s)
+            if tokens > 1:
+                self._pauses.add(step_s, tokens - 1)
+        job.last_token_s = self.clock_s
         if len(request.output_token_ids) >= job.output_tokens:
             job.ended_s = self.clock_s
-            self._per_token.append((self.clock_s, job.time_per_output_token_s))
             self._scheduler.remove(request)
             del self._jobs[request.request_id]
 
     def state(self, now_s: float) -> WorkerState:
         """What `GET /v1/state` would say."""
         scheduler, blocks = self._scheduler, self._blocks
+        self._told_s = now_s
         return WorkerState.model_validate(
             {
                 "startedAt": self.created_s,
@@ -211,17 +217,9 @@ class SimulatedWorker:
                 "limits": {"batchLimit": scheduler.batch_limit, "maxBatchLimit": scheduler.max_batch_limit},
                 "counters": {"preemptions": scheduler.preemptions, "generationTokens": self._generated},
                 "latency": {
-                    "timeToFirstTokenP95Seconds": _p95(self._first, now_s),
-                    "timePerOutputTokenP95Seconds": _p95(self._per_token, now_s),
-                    "windowSeconds": LATENCY_WINDOW_S,
+                    "timeToFirstTokenP95Seconds": self._first_tokens.quantile(0.95),
+                    "timePerOutputTokenP95Seconds": self._pauses.quantile(0.95),
+                    "windowSeconds": self._pauses.window_seconds,
                 },
             }
         )
-
-
-def _p95(seen: deque[tuple[float, float]], now_s: float) -> float | None:
-    """The percentile of the last window's values, None without any; older ones are forgotten."""
-    while seen and seen[0][0] < now_s - LATENCY_WINDOW_S:
-        seen.popleft()
-    values = sorted(value for _, value in seen)
-    return values[math.ceil(0.95 * len(values)) - 1] if values else None
