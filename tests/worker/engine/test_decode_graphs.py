@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from kvtide_kernels.attention import AttentionStep, PagedAttention, SequenceSpan
+from kvtide_worker.engine import load as loading
+from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.decode_graphs import DecodeGraphs
 from kvtide_worker.engine.engine import Engine
 from kvtide_worker.engine.messages import AddRequest
@@ -217,3 +220,23 @@ def test_a_pool_that_is_reencoded_has_graphs_of_its_own(tmp_path: Path, monkeypa
     assert graphed._graphs is not None
     assert recorder.recorded == 5 + len(graphed._graphs.buckets)
     assert recorder.replayed == 11
+
+
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [
+        ({"device": "cuda"}, True),
+        ({"device": "cuda", "enforce_eager": True}, False),
+        ({"device": "cpu"}, False),
+    ],
+)
+def test_graphs_are_recorded_on_a_gpu_that_may_have_them(
+    model: Path, options: dict[str, Any], recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, made = load(model), Mock()
+    monkeypatch.setattr(loading, "DecodeGraphs", made)
+    monkeypatch.setattr("kvtide_worker.engine.cuda_recorder.CudaRecorder", Mock())
+    choice = Mock(others={}, served=Mock(batch_limit=4))
+    config = EngineConfig("file:///model", {}, **options)
+    graphs = loading._graphs(config, engine._model, Recordable(engine._attention), choice, Mock(), lambda stage: None)
+    assert (graphs is made.return_value, made.called) == (recorded, recorded)

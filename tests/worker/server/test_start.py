@@ -1,12 +1,18 @@
 """How a server starts, and how it says that it cannot."""
 
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 
+from kvtide_worker.command import serve_command
+from kvtide_worker.server import worker
+from kvtide_worker.server.settings import ServeSettings
 from tests.worker.server.conftest import EXACT
 from tests.worker.server.harness import Server, eventually
 
@@ -52,6 +58,19 @@ def test_while_it_loads_it_is_alive_and_not_ready(smollm2: Path, tmp_path: Path)
         server.terminate()
         assert server.exit_status(within_s=5) == 0
         assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize(("options", "eager"), [([], False), (["--enforce-eager"], True)])
+def test_eager_steps_are_told_to_the_engine(
+    options: list[str], eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[ServeSettings] = []
+    monkeypatch.setattr(worker, "serve", lambda settings: told.append(settings) or 0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    result = CliRunner().invoke(serve_command, ["--model", "x", "--device", "cuda", *options])
+    assert result.exit_code == 0, result.output
+    config = worker.engine_config(told[0], tmp_path, Mock())
+    assert (config.device, config.enforce_eager) == ("cuda", eager)
 
 
 def test_the_server_process_never_loads_torch() -> None:

@@ -20,6 +20,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     gpu_memory_wait_s: seconds that the memory which the plan needs of a GPU may be held by others while it loads
     reencodable: whether smaller KV formats are checked at load too, which takes seconds: those that pass are what the
               pool may become while it serves
+    enforce_eager: whether no step of a GPU is recorded as a CUDA graph; a CPU has none
     """
 
     model_uri: str
@@ -28,4 +29,5 @@ class EngineConfig(msgspec.Struct, frozen=True):
     dtype: DType = "auto"
     threads: int | None = None
     reencodable: bool = True
+    enforce_eager: bool = False
     gpu_memory_wait_s: float = 120.0

@@ -101,7 +101,7 @@ def load_engine(
     )
     formats = KvFormats(choice, query_heads=model.config.query_heads, scale=model.config.attention_scale)
     attention = formats.attention(pool)
-    graphs = _graphs(model, attention, choice, plan, dtype, progress) if device.type == "cuda" else None
+    graphs = _graphs(config, model, attention, choice, plan, progress)
     meter = MemoryMeter(
         usage_reader(device, plan.memory.device_bytes),
         # Those of formats that the pool may become are in nobody's plan: they come out of the reserve, and are "other".
@@ -148,15 +148,16 @@ def _wait_for_memory(plan: Plan, config: EngineConfig, device: torch.device, pro
 
 
 def _graphs(
+    config: EngineConfig,
     model: Model,
     attention: PagedAttention,
     choice: KvChoice,
     plan: Plan,
-    dtype: torch.dtype,
     progress: Callable[[str], None],
 ) -> DecodeGraphs | None:
-    """Graphs of decode steps over the pool as it begins; None where plain torch attends, which cannot be recorded."""
-    if not isinstance(attention, GraphAttention):
+    """Graphs of decode steps over the pool as it begins; None on a CPU, where none are wanted, and where plain torch
+    attends, which cannot be recorded."""
+    if config.device != "cuda" or config.enforce_eager or not isinstance(attention, GraphAttention):
         return None
     from kvtide_worker.engine.cuda_recorder import CudaRecorder
 
@@ -165,7 +166,7 @@ def _graphs(
         model,
         CudaRecorder(device),
         device,
-        dtype,
+        _DTYPES[config.dtype],
         layout=served.layout,
         max_context_tokens=plan.max_context_tokens,
         most_sequences=max(kv.batch_limit for kv in (served, *choice.others.values())),

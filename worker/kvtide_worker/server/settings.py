@@ -22,6 +22,7 @@ class ServeSettings:
     kv_heads:         into how many the model's are pooled; None takes them as they are
     weights:          how matrices are held; None is BF16
     reencodable:      whether the KV pool may be re-encoded while it serves, which is checked when it starts
+    enforce_eager:    whether a GPU's steps are launched one kernel at a time, and none as a CUDA graph
     gpu_memory_wait_seconds: how long what the plan needs of a GPU may be held by others at the start
     threads:          of the engine; None takes what the cgroup and the affinity mask allow
     """
@@ -50,3 +51,4 @@ class ServeSettings:
     max_batch: int | None = None
     threads: int | None = None
     reencodable: bool = False
+    enforce_eager: bool = False

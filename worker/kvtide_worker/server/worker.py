@@ -7,9 +7,11 @@ import contextlib
 import secrets
 import signal
 import time
+from pathlib import Path
 
 from kvtide_sizing.errors import DoesNotFit, SizingError
 from kvtide_sizing.models.model_uri import ModelUri, Scheme
+from kvtide_sizing.plan import Plan
 from kvtide_worker.engine.calibration import calibration_tokens
 from kvtide_worker.engine.config import EngineConfig
 from kvtide_worker.engine.heap import give_back_heap
@@ -49,6 +51,20 @@ def serve(settings: ServeSettings) -> int:
     except (SizingError, CannotStart, ChatTemplateError, UnsupportedTokenizerError, OSError) as error:
         last_words(str(error))
         return EXIT_CANNOT_START
+
+
+def engine_config(settings: ServeSettings, path: Path, plan: Plan) -> EngineConfig:
+    """What the engine process is told; path is where the model was fetched to: the engine need not look again."""
+    return EngineConfig(
+        model_uri=str(ModelUri.parse(f"file://{path.absolute()}")),
+        plan=plan.to_json(),
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        gpu_memory_wait_s=settings.gpu_memory_wait_seconds,
+        reencodable=settings.reencodable,
+        enforce_eager=settings.enforce_eager,
+    )
 
 
 class _Worker:
@@ -143,16 +159,7 @@ class _Worker:
         plan = await in_thread(planning.plan_for, settings, path)
         for warning in plan.warnings:
             self._voice.say(f"plan: {warning}")
-        config = EngineConfig(
-            # Where it was fetched to: the engine need not look again.
-            model_uri=str(ModelUri.parse(f"file://{path.absolute()}")),
-            plan=plan.to_json(),
-            device=settings.device,
-            dtype=settings.dtype,
-            threads=settings.threads,
-            gpu_memory_wait_s=settings.gpu_memory_wait_seconds,
-            reencodable=settings.reencodable,
-        )
+        config = engine_config(settings, path, plan)
         engine = self._engine = EngineClient(config, self._stage)
         engine.start()
         tokenizer = await in_thread(Tokenizer.load, path)
