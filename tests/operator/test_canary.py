@@ -114,6 +114,19 @@ async def test_our_own_write_is_known_but_its_event_is_owed_all_the_same(
     assert (operator.canary.beat(), server.gets_asked, operator.woken) == (1000.0, [], [])
 
 
+async def test_the_end_of_one_that_is_told_after_the_next_ones_begin_is_no_end_of_that(
+    operator: Operator, server: ApiServer, clock: Clock
+) -> None:
+    operator.tell(server.keep(resource(1)))
+    end = server.revision + 1
+    server.drop(names.KIND, *CHAT)
+    operator.tell(server.keep(resource(2)))
+    operator.canary.heard(CHAT, end, gone=True)
+    await operator.canary.look()
+    clock.now += 1000
+    assert operator.canary.beat() == clock.now
+
+
 async def test_an_end_that_kopf_never_told_is_found(operator: Operator, server: ApiServer, clock: Clock) -> None:
     operator.tell(server.keep(resource(1)))
     server.drop(names.KIND, *CHAT)

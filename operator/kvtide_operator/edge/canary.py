@@ -38,7 +38,9 @@ class Canary:
     _owed: dict[Key, tuple[int, float]] = field(default_factory=dict)
 
     def heard(self, key: Key, version: int, gone: bool = False) -> None:
-        """Kopf has told of a version."""
+        """Kopf has told of a version. Of two objects of one name it may tell in either order."""
+        if version < self._told.get(key, 0):
+            return
         if gone:
             self._told.pop(key, None)
             self._owed.pop(key, None)
