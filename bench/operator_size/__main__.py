@@ -236,6 +236,7 @@ class Run:
 
     async def _acted_on(self, seen: Seen, name: str, wanted: int, began: float) -> float:
         at = await seen.replicas_of(name, wanted, ACTED_ON_S)
+        self.processes.check()
         if at is None:
             self.say(f"{name} was not acted on within {ACTED_ON_S:.0f} s")
         # What follows a change, such as its pod's start, is not to be the next one's burden.

@@ -22,9 +22,9 @@ TIMEOUT = aiohttp.ClientTimeout(total=30, connect=10)
 # top: they hold a connection each.
 CALLS = 16
 # A watch is ended by the server after so long, somewhere between, so that not all end at once; and by us where it has
-# said nothing for longer than the API server ever leaves one without a bookmark, which is about a minute.
+# said nothing for as long as the API server needs for two bookmarks.
 WATCH_S = (240, 300)
-WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=100)
+WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=130)
 # What is asked again, how often in all, and how long before: a pass that fails is run again by the queue anyway.
 TRIES = 4
 BACKOFF_S = 0.2
