@@ -5,22 +5,23 @@
     KVTide       the operator's rule, asked every two seconds as the operator asks it; it begins at the plan's number
 
 A model of random weights and a small pool, as in bench.ladder; more requests than fit, each answered by the next one.
-Of each: output tokens a second, preemptions, tokens that were computed again for them, and how the limit went.
+The policies take turns of a few seconds, each with an engine and a clock of its own: the processor time of the one
+thread that computes. So what else the machine does meets them alike, and little. Of each, from --settle on: output
+tokens a second, answers, preemptions, tokens computed again for them; and how the limit went from the start.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from bench.autoscale.kvtide import bench_pod, bench_resource
@@ -34,35 +35,25 @@ from kvtide_sizing.quantity import parse_quantity
 from kvtide_worker.engine.engine import Engine
 from kvtide_worker.engine.messages import AddRequest, EngineState, SamplingParams
 
-# What the plan expected of a request, and what comes: prompts and answers, in tokens.
-EXPECTED, PROMPT, OUTPUT = 128, (64, 192), (192, 448)
-LOOK_S = 2.0
+# What comes, in tokens: 448 at the end, of which a sequence holds 288 on average while it runs.
+PROMPT, OUTPUT = (64, 192), (192, 448)
+POLICIES = ("fixed", "no limit", "KVTide")
+LOOK_S, TURN_S = 2.0, 4.0
+# The status keeps times to the second, since 1970.
+EPOCH_S = 1_767_225_600.0
 WORKER = bench_pod("worker", created_at=0.0, ready_since=0.0)
-
-
-@dataclass
-class Outcome:
-    """What a policy did. limits: every two seconds"""
-
-    seconds: float = 0.0
-    output_tokens: int = 0
-    finished: int = 0
-    preemptions: int = 0
-    computed_again: int = 0
-    limits: list[int] = field(default_factory=list)
 
 
 class Operator:
     """The operator's pass over the batch limit of one worker, with its memory in a status."""
 
     def __init__(self) -> None:
-        self._resource = bench_resource({}, mean_output_tokens=EXPECTED)
+        self._resource = bench_resource({}, mean_output_tokens=sum(OUTPUT) // 2)
 
-    def limit(self, state: EngineState) -> int:
+    def limit(self, state: EngineState, now_s: float) -> int:
         """What it would push, or the limit as it is."""
-        now = time.time()
         observed = Observed(self._resource, workers=(WORKER,), samples={WORKER.name: Sample(as_told(state), 0.0)})
-        decided = limit_batches(observed, now)
+        decided = limit_batches(observed, EPOCH_S + now_s)
         status = self._resource.status.model_copy(update={"workers": list(decided.workers)})
         self._resource = replace(self._resource, status=status)
         return decided.pushes[0].batch_limit if decided.pushes else state.batch_limit
@@ -85,76 +76,103 @@ def as_told(state: EngineState) -> WorkerState:
             expected_output_tokens=state.expected_output_tokens,
         ),
         limits=LimitState(batch_limit=state.batch_limit, max_batch_limit=state.max_batch_limit),
-        counters=Counters(preemptions=state.preemptions),
+        counters=Counters(preemptions=state.preemptions, generation_tokens=state.generation_tokens),
     )
 
 
 class Clients:
-    """So many at once, each asking again when it is answered; the same lengths in the same order for every policy."""
+    """So many at once, each asking again when it is answered; the same lengths in the same order for every policy.
 
-    def __init__(self, engine: Engine, lanes: int) -> None:
+    begun: of the first ones, so many are somewhere in their answers already: else all would grow, and end, together
+    """
+
+    def __init__(self, engine: Engine, lanes: int, begun: int) -> None:
         self._engine, self._rng = engine, random.Random(11)
         self._asked = 0
-        for _ in range(lanes):
-            self.ask()
+        for lane in range(lanes):
+            self.ask(self._rng.random() if lane < begun else 1.0)
 
-    def ask(self) -> None:
-        """One more request."""
+    def ask(self, share: float = 1.0) -> None:
+        """One more request, for such a share of an answer."""
         self._asked += 1
         prompt = [self._rng.randrange(3, VOCAB) for _ in range(self._rng.randint(*PROMPT))]
-        sampling = SamplingParams(max_tokens=self._rng.randint(*OUTPUT), temperature=0.0, ignore_eos=True)
+        output = max(1, round(share * self._rng.randint(*OUTPUT)))
+        sampling = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
         self._engine.add(AddRequest(str(self._asked), prompt, sampling))
 
 
-def run(engine: Engine, lanes: int, seconds: float, limit: Callable[[EngineState], int]) -> Outcome:
-    """Serve for so long."""
-    outcome, clients = Outcome(), Clients(engine, lanes)
-    began = looked = time.monotonic()
-    running: dict[str, int] = {}
-    while (now := time.monotonic()) - began < seconds:
-        if now - looked >= LOOK_S or not outcome.limits:
-            looked = now
-            engine.set_batch_limit(limit(engine.state()))
-            outcome.limits.append(engine.state().batch_limit)
-        for output in engine.step():
-            outcome.output_tokens += len(output.token_ids)
-            if output.finish_reason is not None:
-                outcome.finished += 1
-                clients.ask()
-        held = {one.request_id: one.written_tokens for one in engine.pool_map().sequences}
-        outcome.computed_again += sum(max(0, tokens - held.get(name, tokens)) for name, tokens in running.items())
-        running = held
-    outcome.seconds, outcome.preemptions = time.monotonic() - began, engine.state().preemptions
-    return outcome
+class Policy:
+    """An engine under a policy, on a clock that stands while it is not its turn."""
+
+    def __init__(self, name: str, engine: Engine, lanes: int, begun: int) -> None:
+        self.name, self.engine = name, engine
+        self.now_s, self.answers = 0.0, 0
+        self.limits: list[int] = []
+        self._clients = Clients(engine, lanes, begun)
+        self._operator = Operator() if name == "KVTide" else None
+        self._since: tuple[float, int, EngineState] | None = None
+
+    def turn(self, seconds: float) -> None:
+        """Serve for so long, to the end of a step."""
+        began, end_s = time.process_time() - self.now_s, self.now_s + seconds
+        while self.now_s < end_s:
+            if self.now_s >= len(self.limits) * LOOK_S:
+                state = self.engine.state()
+                if self._operator is not None:
+                    self.engine.set_batch_limit(self._operator.limit(state, self.now_s))
+                self.limits.append(self.engine.state().batch_limit)
+            for output in self.engine.step():
+                if output.finish_reason is not None:
+                    self.answers += 1
+                    self._clients.ask()
+            self.now_s = time.process_time() - began
+
+    def settled(self) -> None:
+        """Count from here on."""
+        self._since = (self.now_s, self.answers, self.engine.state())
+
+    def row(self) -> tuple[str, ...]:
+        """The table's."""
+        assert self._since is not None
+        (since_s, answers, before), state = self._since, self.engine.state()
+        return (
+            f"{self.name}, {state.max_batch_limit} at most",
+            f"{(state.generation_tokens - before.generation_tokens) / (self.now_s - since_s):.0f}",
+            str(self.answers - answers),
+            str(state.preemptions - before.preemptions),
+            str(state.recomputed_tokens - before.recomputed_tokens),
+            " ".join(map(str, self.limits[:: max(1, len(self.limits) // 20)])),
+        )
 
 
 @click.command(help=__doc__)
-@click.option("--budget", default="48Mi", show_default=True, help="Bytes of the KV pool.")
-@click.option("--lanes", default=48, show_default=True, help="Requests at once, running and waiting.")
-@click.option("--seconds", default=90.0, show_default=True, help="For each policy.")
-@click.option("--threads", default=2, show_default=True)
-def main(budget: str, lanes: int, seconds: float, threads: int) -> None:
-    """Run the three and print the table."""
-    torch.set_num_threads(threads)
-    console, table = Console(), Table("", "tokens/s", "answers", "preemptions", "tokens computed again", "limit")
-    rung = Rung("paged", HEADS, Precision.BF16)
+@click.option("--budget", default="96Mi", show_default=True, help="Bytes of the KV pool.")
+@click.option("--expected", default=192, show_default=True, help="Tokens of a request that the plan's number is for.")
+@click.option("--lanes", default=96, show_default=True, help="Requests at once, running and waiting.")
+@click.option("--seconds", default=30.0, show_default=True, help="For each policy, after it has settled.")
+@click.option("--settle", default=12.0, show_default=True, help="Seconds before that.")
+@click.option("--policy", "names", type=click.Choice(POLICIES), multiple=True, default=POLICIES, help="Default: all.")
+def main(budget: str, expected: int, lanes: int, seconds: float, settle: float, names: tuple[str, ...]) -> None:
+    """Run them in turns and print the table."""
+    torch.set_num_threads(1)
+    logging.getLogger("kvtide_worker").setLevel(logging.ERROR)
+    console, rung = Console(), Rung("paged", HEADS, Precision.BF16)
+    table = Table("", "tokens/s", "answers", "preemptions", "tokens computed again", "limit")
     with tempfile.TemporaryDirectory() as scratch:
         save_model(Path(scratch), HEADS)
-        for name in track(("fixed", "no limit", "KVTide"), console=console, transient=True):
-            engine = engine_for(Path(scratch), rung, parse_quantity(budget), lanes)
-            planned = min(lanes, engine.state().capacity_tokens // EXPECTED)
-            if name != "no limit":
-                engine = engine_for(Path(scratch), rung, parse_quantity(budget), planned)
-            rule = Operator().limit if name == "KVTide" else lambda state: state.max_batch_limit
-            outcome = run(engine, lanes, seconds, rule)
-            table.add_row(
-                f"{name}, {engine.state().max_batch_limit} at most",
-                f"{outcome.output_tokens / outcome.seconds:.0f}",
-                str(outcome.finished),
-                str(outcome.preemptions),
-                str(outcome.computed_again),
-                " ".join(map(str, outcome.limits[:: max(1, len(outcome.limits) // 12)])),
-            )
+        capacity = engine_for(Path(scratch), rung, parse_quantity(budget), 1).state().capacity_tokens
+        planned, policies = min(lanes, capacity // expected), []
+        for name in names:
+            engine = engine_for(Path(scratch), rung, parse_quantity(budget), lanes if name == "no limit" else planned)
+            policies.append(Policy(name, engine, lanes, planned))
+    for part_s in (settle, seconds):
+        for policy in policies:
+            policy.settled()
+        for _ in range(max(1, round(part_s / TURN_S))):
+            for policy in policies:
+                policy.turn(TURN_S)
+    for policy in policies:
+        table.add_row(*policy.row())
     console.print(table)
 
 

@@ -47,7 +47,7 @@ HEAVY = Lengths((400, 1155), (90, 211))
 
 @dataclass(frozen=True)
 class Trace:
-    """A load for so many seconds, in requests a second."""
+    """A load for so many seconds, in requests a second. held_out: rules were not changed while looking at it."""
 
     name: str
     about: str
@@ -56,6 +56,7 @@ class Trace:
     lengths: Lengths
     seed: int
     variation: float = 1.0
+    held_out: bool = False
 
     def jobs(self, context: int, scale: float = 1.0) -> list[Job]:
         """All requests, in the order in which they come. scale: of the trace's duration, for a short look at it."""
@@ -103,6 +104,18 @@ def _bursts(at: float) -> float:
     return 5.0 if any(start <= at < start + length for start, length in starts) else 1.0
 
 
+def _climb(at: float) -> float:
+    return 1.0 + 4.0 * min(1.0, at / 900) if at < 1800 else max(1.0, 5.0 - 4.0 * (at - 1800) / 900)
+
+
+def _waves(at: float) -> float:
+    return 4.0 - 2.5 * math.cos(2 * math.pi * at / 1200)
+
+
+def _shifts(at: float) -> float:
+    return (1.0, 2.5, 0.6, 1.8)[int(at // 600) % 4]
+
+
 TRACES = (
     Trace("constant", "3 conversations a second", 1800, lambda _: 3.0, CONVERSATION, seed=1),
     Trace("ramp", "conversations, from 0.6 to 6 a second in 20 minutes, and back in 10", 2400, _ramp, CONVERSATION, 2),
@@ -115,4 +128,10 @@ TRACES = (
     Trace("prefill", "code completion, 4 a second: long prompts, short answers", 1800, lambda _: 4.0, CODE, seed=7),
     Trace("heavy", "lengths of the same means with heavier tails, gamma intervals, 3 a second", 1800, lambda _: 3.0,
           HEAVY, seed=8, variation=2.0),
+    Trace("climb", "held out: conversations, from 1 to 5 a second in 15 minutes, as long there, and back", 2700, _climb,
+          CONVERSATION, seed=21, held_out=True),
+    Trace("waves", "held out: short prompts and long answers, 1.5 to 6.5 a second and back in 20 minutes, twice", 2400,
+          _waves, CHAT, seed=22, held_out=True),
+    Trace("shifts", "held out: long prompts, heavy gamma intervals, 1, 2.5, 0.6 and 1.8 a second for 10 minutes each",
+          2400, _shifts, LONG, seed=23, variation=1.5, held_out=True),
 )  # fmt: skip
