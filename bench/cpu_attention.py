@@ -1,5 +1,7 @@
 """Decode attention on the CPU in one run: `python -m bench.cpu_attention [--json FILE] [--rounds N]`.
 
+`--shape`, `--format` and `--tokens` measure some of it; each may be repeated.
+
 One sequence decodes one token, in layers one after another until their blocks are RING_BYTES together, so that nothing
 is in the processor's cache when its turn comes again. Every layer is timed by itself, and a number is the best tenth of
 all of them; every format has its turn beside a plain read of the same bytes, again and again, so that what else the
@@ -209,39 +211,53 @@ def machine() -> dict[str, object]:
 
 def goals_met(rows: list[Measured]) -> dict[str, float]:
     """The worst of each goal's ratios. MQA's share is a row of its own: it computes most for each byte."""
-    by = {(row.shape, row.format, row.tokens): row for row in rows}
-    long = [tokens for tokens in {row.tokens for row in rows} if tokens >= 8192]
+    by = {(row.shape, row.format, row.tokens): row.us for row in rows}
+    long = [row for row in rows if row.tokens >= 8192]
 
     def worst(ratios: list[float]) -> float:
         return min(ratios, default=float("nan"))
 
+    def to_format(base: str, *formats: str) -> float:
+        same = [(row, by.get((row.shape, base, row.tokens))) for row in long if row.format in formats]
+        return worst([us / row.us for row, us in same if us])
+
+    def to_mha(shape: str) -> float:
+        same = [(row, by.get(("MHA", row.format, row.tokens))) for row in long if row.shape == shape]
+        return worst([us / row.us for row, us in same if us])
+
     return {
-        "share": worst([row.share for row in rows if row.shape != "MQA" and row.tokens in long]),
+        "share": worst([row.share for row in long if row.shape != "MQA"]),
         "share, MQA too": worst([row.share for row in rows]),
-        "share of what binds": worst([row.roof_share for row in rows if row.tokens in long]),
-        "INT8 to BF16": worst([by[s, "BF16", t].us / by[s, "INT8", t].us for s in SHAPES for t in long]),
-        "INT4, K8V4 to INT8": worst(
-            [by[s, "INT8", t].us / by[s, name, t].us for s in SHAPES for t in long for name in ("K8V4", "INT4")]
-        ),
-        "GQA-8 to MHA": worst([by["MHA", f, t].us / by["GQA-8", f, t].us for f in FORMATS for t in long]),
-        "MQA to MHA": worst([by["MHA", f, t].us / by["MQA", f, t].us for f in FORMATS for t in long]),
+        "share of what binds": worst([row.roof_share for row in long]),
+        "INT8 to BF16": to_format("BF16", "INT8"),
+        "INT4, K8V4 to INT8": to_format("INT8", "K8V4", "INT4"),
+        "GQA-8 to MHA": to_mha("GQA-8"),
+        "MQA to MHA": to_mha("MQA"),
     }
 
 
 @click.command()
 @click.option("--rounds", default=7, help="Turns of each case.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the record here too.")
-def main(rounds: int, json_file: Path | None) -> None:
+@click.option("--shape", "shapes", type=click.Choice([*SHAPES]), multiple=True, help="Default: all.")
+@click.option("--format", "formats", type=click.Choice([*FORMATS]), multiple=True, help="Default: all.")
+@click.option(
+    "--tokens", "lengths", type=click.IntRange(min=BLOCK_SIZE), multiple=True, help="Default: 1k, 8k and 32k."
+)
+def main(
+    rounds: int, json_file: Path | None, shapes: tuple[str, ...], formats: tuple[str, ...], lengths: tuple[int, ...]
+) -> None:
     """Measure, and print a table with the goals beside what was reached."""
     about = machine()
-    widest = max(TOKENS) * max(kv_heads for _, kv_heads in SHAPES.values()) * HEAD_DIM * 4
+    shapes, formats, lengths = shapes or tuple(SHAPES), formats or tuple(FORMATS), lengths or TOKENS
+    widest = max(lengths) * max(SHAPES[shape][1] for shape in shapes) * HEAD_DIM * 4
     # As a pool has them.
     memory = in_huge_pages(torch.empty(max(widest, 2 * RING_BYTES), dtype=torch.uint8)).zero_()
     peak = Peak(torch.get_num_threads()) if library().instruction_set == "avx512" else None
     rows: list[Measured] = []
     plain: dict[tuple[str, int], float] = {}
-    for tokens in TOKENS:
-        cases = [Case(memory, shape, name, tokens) for shape in SHAPES for name in FORMATS]
+    for tokens in lengths:
+        cases = [Case(memory, shape, name, tokens) for shape in shapes for name in formats]
         for _ in range(rounds):
             if peak:
                 peak.measure()
@@ -249,18 +265,19 @@ def main(rounds: int, json_file: Path | None) -> None:
                 case.fill()
                 case.measure()
         rows += [case.finish(peak) for case in cases]
-        plain |= {(shape, tokens): torch_backend_us(shape, tokens, 2) for shape in SHAPES}
+        if "BF16" in formats:
+            plain |= {(shape, tokens): torch_backend_us(shape, tokens, 2) for shape in shapes}
     table = Table(
         *("heads", "tokens", "format", "µs a token", "GB/s", "read GB/s", "share", "products' share", "binds"),
         *("to BF16", "plain torch µs"),
     )
     for row in rows:
-        bf16 = next(r for r in rows if (r.shape, r.tokens, r.format) == (row.shape, row.tokens, "BF16"))
-        torch_us = f"{plain[row.shape, row.tokens]:.0f}" if row is bf16 else ""
+        bf16 = [r.us for r in rows if (r.shape, r.tokens, r.format) == (row.shape, row.tokens, "BF16")]
+        torch_us = f"{plain[row.shape, row.tokens]:.0f}" if row.format == "BF16" else ""
         table.add_row(
             *(row.shape, str(row.tokens), row.format, f"{row.us:.1f}", f"{row.gbps:.1f}", f"{row.read_gbps:.1f}"),
             *(f"{row.share:.0%}", f"{row.products_us / row.us:.0%}", f"{row.binds} {row.roof_share:.0%}"),
-            *(f"{bf16.us / row.us:.2f}", torch_us),
+            *(f"{bf16[0] / row.us:.2f}" if bf16 else "", torch_us),
         )
     reached = goals_met(rows)
     console = Console(width=130)

@@ -126,7 +126,7 @@ class Attend {
         // The parts of a sequence often come one after another.
         const auto wanted = std::tuple(unit.span, unit.begin, first_head);
         if (loaded_ == wanted) return;
-        loaded_ = wanted;
+        loaded_ = wanted, rotated_ = false;
         const bool shared = layer_.basis.of_query && span.decodes() && unit.parts > 1 && rows == layer_.group;
         if (shared && parts_.take_queries(unit, head, first_head, rows, s_.based)) {
             based_ = s_.based;
@@ -164,13 +164,13 @@ class Attend {
 
     // Cached tokens [unit.low, high) as they are stored, of which each row has lost those behind its window.
     void over_packed(const Unit& unit, const Span& span, int head, int64_t high, int rows, int heads) {
-        const float* query = based_;
-        if (layer_.key.format == INT4) {
+        const bool rotates = layer_.key.format == INT4;
+        if (rotates && !rotated_) {
             std::copy(based_, based_ + rows * layer_.key.dim, s_.rotated);
             for (int row = 0; row < rows; ++row) rotate(s_.rotated + row * layer_.key.dim, layer_.key.dim);
-            query = s_.rotated;
+            rotated_ = true;
         }
-        begin(query, rows, layer_.key.format, layer_.value.format);
+        begin(rotates ? s_.rotated : based_, rows, layer_.key.format, layer_.value.format);
         Tokens keys[2][TILE / GROUP], values[2][TILE / GROUP];
         const int64_t start = unit.low / TILE * TILE;
         stored_tokens(layer_, span, head, unit.low, high, start, keys[0], values[0]);
@@ -286,6 +286,7 @@ class Attend {
     const Parts parts_;
     Scratch& s_;
     const float* based_ = nullptr;  // the rows' queries in the key basis
+    bool rotated_ = false;          // whether these are in s_.rotated too
     std::tuple<int64_t, int64_t, int> loaded_ = NOTHING;  // whose they are: span, first token, first head
 };
 

@@ -79,10 +79,11 @@ class Tile {
         };
         const auto add_integers = [&](int row, int v, __m512i sum) INLINE { add(row, v, _mm512_cvtepi32_ps(sum)); };
         const Rows digits{rows_, weight_digits_, nullptr, TILE}, floats{rows_, weight_bf16_, nullptr, 2 * TILE};
+        const int depth = value_format_ == BF16 ? ng * 8 : ng * 4;
         if (value_format_ == BF16)
-            multiply<Factors::FLOATS, 1>(packed_, width, ng * 8, width / 16, floats, add);
+            multiply<Factors::FLOATS, 1>(packed_, width, depth, width / 16, floats, Ahead(next, bytes), add);
         else
-            multiply<Factors::UNSIGNED, 1>(packed_, width, ng * 4, width / 16, digits, add_integers);
+            multiply<Factors::UNSIGNED, 1>(packed_, width, depth, width / 16, digits, Ahead(next, bytes), add_integers);
     }
 
     // A row's sums in the order of their elements, and what it has seen.
@@ -159,7 +160,7 @@ class Tile {
             if (is_whole(groups[g], bytes)) pack_keys<true>(groups[g], next[g], FORMAT, bytes, g, packed_);
             else pack_keys<false>(groups[g], next[g], FORMAT, bytes, g, packed_);
         const int depth = FORMAT == BF16 ? dim_ / 2 : dim_ / 4;
-        multiply<FACTORS, DIGITS>(packed_, TILE, depth, ng, rows, store);
+        multiply<FACTORS, DIGITS>(packed_, TILE, depth, ng, rows, Ahead(next, bytes), store);
     }
 
     template <int>
@@ -234,7 +235,7 @@ class Tile {
         each<GROUPS>([&](auto g) INLINE {
             __m512 base = here;
             if constexpr (FORMAT != BF16) base = _mm512_sub_ps(here, _mm512_load_ps(exponent_ + 16 * g));
-            s[g] = power(_mm512_sub_ps(_mm512_load_ps(scores + 16 * g), base));
+            s[g] = weight(_mm512_sub_ps(_mm512_load_ps(scores + 16 * g), base));
         });
         __m512 sum = _mm512_setzero_ps();
         each<GROUPS>([&](auto g) INLINE {

@@ -86,7 +86,7 @@ inline void pack_keys(const Tokens& some, const Tokens& next, int format, int by
     for (int at = 0; at < bytes; at += 64) {
         __m512i r[16];
         const __mmask64 mask = first_bytes(bytes - at);
-        prefetch(next, 16 * at, 16);
+        prefetch(next, 16 * at, HALF_LINES);
         for (int t = 0; t < 16; ++t) r[t] = load<WHOLE>(some, t, at, mask);
         transpose(r);
         const int rows = bytes - at < 64 ? (bytes - at) / 4 : 16;
@@ -111,7 +111,7 @@ inline void pack_values(const Tokens& some, const Tokens& next, int format, int 
         const __mmask64 mask = first_bytes(bytes - at);
         const bool half = bytes - at <= 32;
         for (int t = 0; t < 16; t += 4) {
-            prefetch(next, 16 * at + 64 * t, 4);
+            prefetch(next, 16 * at + 16 * HALF_LINES * (t / 4), HALF_LINES / 4);
             const __m512i t0 = load<WHOLE>(some, t, at, mask), t1 = load<WHOLE>(some, t + 1, at, mask);
             const __m512i t2 = load<WHOLE>(some, t + 2, at, mask), t3 = load<WHOLE>(some, t + 3, at, mask);
             if (format == BF16) {
@@ -141,12 +141,12 @@ inline void multiply_few(const Tokens& some, const Tokens& next, int bytes, cons
     Sums<FORMAT == BF16 ? Factors::FLOATS : Factors::SIGNED, DIGITS, R, 1> sums;
     for (int at = 0; at < bytes; at += 64) {
         const __mmask64 mask = first_bytes(bytes - at);
-        prefetch(next, 16 * at, 16);
         __m512i r[16];
         each<16>([&](auto t) INLINE { r[t] = load<WHOLE>(some, t, at, mask); });
         transpose(r);
         const int held = (bytes - at) / 4;
         each<16>([&](auto j) INLINE {
+            prefetch(next, 16 * at + 64 * j, 1);
             if (!WHOLE && j >= held) return;
             const int k = at / 4 + j;
             const auto add = [&](int at_k, __m512i x) INLINE {

@@ -84,15 +84,23 @@ inline void packed_block(const uint32_t* packed, int ldb, int depth, const Rows&
 }
 
 // store(row, v, sums) for every row and vector v of 16 columns of packed [depth][ldb].
+// Asks for what `ahead` has left, some of it before each block.
 template <Factors FACTORS, int DIGITS, class Store>
-inline void multiply(const uint32_t* packed, int ldb, int depth, int vectors, const Rows& rows, Store&& store) {
+inline void multiply(const uint32_t* packed, int ldb, int depth, int vectors, const Rows& rows, Ahead ahead,
+                     Store&& store) {
     // As many sums as there are registers for.
     constexpr int MOST = DIGITS == 2 ? 3 : 6;
+    ahead.share((rows.count + MOST - 1) / MOST * ((vectors + 3) / 4));
     const auto with = [&](auto nr, int row) {
         int v = 0;
-        for (; v + 4 <= vectors; v += 4) packed_block<FACTORS, DIGITS, nr, 4>(packed, ldb, depth, rows, row, v, store);
-        for (; v + 2 <= vectors; v += 2) packed_block<FACTORS, DIGITS, nr, 2>(packed, ldb, depth, rows, row, v, store);
-        if (v < vectors) packed_block<FACTORS, DIGITS, nr, 1>(packed, ldb, depth, rows, row, v, store);
+        const auto block = [&](auto nv) INLINE {
+            ahead.ask();
+            packed_block<FACTORS, DIGITS, nr, nv>(packed, ldb, depth, rows, row, v, store);
+            v += nv;
+        };
+        while (v + 4 <= vectors) block(Number<4>());
+        while (v + 2 <= vectors) block(Number<2>());
+        if (v < vectors) block(Number<1>());
     };
     for (int row = 0; row < rows.count;) {
         const int left = rows.count - row;
