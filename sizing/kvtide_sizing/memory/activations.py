@@ -5,8 +5,8 @@
 
 S lives through the forward pass: the residual stream, rotations, and what attention planned. Attention is that of the
 kernels, which read blocks where they lie: the image has them. On a CPU this is what the worker's forward pass
-allocates, checked against the allocator's record for each served family; plain torch, which stands in for kernels that
-cannot be compiled, takes more. On a GPU the same pass is counted; that has not been measured.
+allocates, by its kernels for whole layers or by plain torch, checked against the allocator's record for each served
+family. On a GPU plain torch's pass is counted; that has not been measured.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def step_bytes(
     batch: int,
     key_bases: bool = False,
     threads: int = CPU_THREADS,
+    layer_kernels: bool = True,
     bf16_units: bool = True,
     weights: WeightFormat = WeightFormat.BF16,
 ) -> int:
@@ -86,14 +87,15 @@ def step_bytes(
     context_tokens:  of the longest sequence
     batch:           sequences that a step runs at most; each may sample
     key_bases:       whether keys have bases, which a GPU turns keys and queries into in float32
-    threads:         of torch, on a CPU
-    bf16_units:      whether a CPU multiplies bfloat16 (AVX512-BF16, AMX); else products are first made in float32
+    layer_kernels:   whether kernels compute a CPU's layers (AVX512-BF16 and VBMI); else plain torch does, of which are
+    threads:         its threads
+    bf16_units:      whether it multiplies bfloat16 (AVX512-BF16, AMX); else products are first made in float32
     weights:         of matrices; plain torch, which a GPU has for INT8, dequantises some rows of one at a time
     """
-    return max(
-        _peak(shape, kind, layout, step, key_bases, threads, bf16_units, weights)
-        for step in (_prefill(layout, context_tokens, batch), _full_batch(layout, context_tokens, batch))
-    )
+    steps = (_prefill(layout, context_tokens, batch), _full_batch(layout, context_tokens, batch))
+    if kind is DeviceKind.CPU and layer_kernels:
+        return max(_kernels_peak(shape, layout, step, weights) for step in steps)
+    return max(_peak(shape, kind, layout, step, key_bases, threads, bf16_units, weights) for step in steps)
 
 
 def _prefill(layout: KvLayout, context: int, batch: int) -> _Step:
@@ -105,6 +107,28 @@ def _full_batch(layout: KvLayout, context: int, batch: int) -> _Step:
     chunks = min(batch, max(1, -(-(layout.step_tokens - batch) // max(1, context - 1))))
     decodes = min(batch, layout.step_tokens) - chunks
     return _Step(context, batch, min(layout.step_tokens, decodes + chunks * context), decodes)
+
+
+def _kernels_peak(shape: ModelShape, layout: KvLayout, step: _Step, weights: WeightFormat) -> int:
+    """Of `kvtide_kernels.cpu.layers`: all in bfloat16, with nothing in float32 and nothing of a thread's own."""
+    hidden = step.tokens * shape.hidden_size * _BF16
+    query = max(shape.query_heads * layer.head_dim for layer in shape.layer_kinds)
+    # What is normalised, all heads side by side, and queries, keys and values apart. Attention's result is no wider.
+    in_layers = hidden + 2 * step.tokens * _BF16 * max(
+        shape.query_heads * layer.head_dim + layer.kv_heads * (layer.head_dim + layer.value_dim)
+        for layer in shape.layer_kinds
+    )
+    # What was attended to and what is normalised; gate and up side by side, where the result lies too; their product.
+    mlp = hidden + step.tokens * _BF16 * (
+        query + max(2 * shape.intermediate_size, shape.hidden_size) + shape.intermediate_size
+    )
+    logits = step.batch * shape.vocab_size * _BF16
+    # The rows themselves, and as they are normalised.
+    projecting = logits + 2 * step.batch * shape.hidden_size * _BF16
+    looked_up = step.tokens * shape.hidden_size * _LOOKED_UP_BYTES if weights is WeightFormat.INT8 else 0
+    lasting = _lasting(shape, DeviceKind.CPU, layout, step)
+    drawing = logits + shape.vocab_size * _DRAW_BYTES
+    return max(lasting + max(looked_up, in_layers, mlp, projecting), drawing) + _SMALL_BYTES
 
 
 def _peak(

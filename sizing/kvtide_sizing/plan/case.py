@@ -86,8 +86,8 @@ class Case:
         taken = self._budget_at_no_context.at_context(self._local, self.device.kind, context_tokens, limit)
         return taken.activations_bytes
 
-    def more_without_bf16_units(self, context_tokens: int) -> int:
-        """What a step takes beside that on a processor that does not multiply bfloat16."""
+    def more_without_kernels(self, context_tokens: int) -> int:
+        """What a step takes beside that at most on a processor that has no kernels for whole layers."""
         layout, limit = self._budget_at_no_context.layout, self.batch_limit(context_tokens)
         without = step_bytes(
             self._local,
@@ -95,6 +95,7 @@ class Case:
             layout,
             context_tokens=context_tokens,
             batch=limit,
+            layer_kernels=False,
             bf16_units=False,
             weights=self.weights,
         )

@@ -189,8 +189,8 @@ def warnings(plan: Plan, case: Case, native: ModelShape, workload: Workload, pol
         + ("; neither has been measured on a GPU yet" if case.device.kind is DeviceKind.GPU else "")
     )
     if case.device.kind is DeviceKind.CPU:
-        more = format_bytes(case.more_without_bf16_units(plan.max_context_tokens))
-        yield f"a processor that does not multiply bfloat16 takes {more} more in a step, out of the reserve"
+        more = format_bytes(case.more_without_kernels(plan.max_context_tokens))
+        yield f"a processor without AVX512-BF16 and VBMI takes up to {more} more in a step, out of the reserve"
 
 
 def _not_reached(plan: Plan, case: Case, workload: Workload) -> Iterator[str]:

@@ -42,12 +42,13 @@ def peak(
     [
         # 64 rows of bfloat16 logits; of one float32, probabilities, their order as float32 and int64, sums, a mask
         ("gemma-3-270m", 2048, 64, 262144 * (64 * 2 + 4 + 4 + 4 + 8 + 4 + 1)),
-        # MLP: gate, up, gate's activation and product; the stream; ids; cosines and sines
-        ("smollm2-135m", 1024, 1, 512 * 1536 * 4 * 2 + 512 * 576 * 2 + 512 * 2 * 8 + 2 * 512 * 64 * 2),
+        # MLP: gate, up and their product; what it is normalised from and attention's result; the stream; ids; cosines
+        # and sines
+        ("smollm2-135m", 1024, 1, 512 * 1536 * 3 * 2 + 512 * 576 * 3 * 2 + 512 * 2 * 8 + 2 * 512 * 64 * 2),
         # 31 decodes of 4096 tokens in 8 pieces each, which leave 9 heads' float32 result, maximum and sum, with as much
         # for the queries; 32 tables of 64 ids of 4 bytes
         ("smollm2-135m", 4096, 32,
-         512 * 1536 * 4 * 2 + 512 * 576 * 2 + 512 * 2 * 8 + 2 * 512 * 64 * 2 + 31 * 9 * 9 * 66 * 4 + 32 * 64 * 4),
+         512 * 1536 * 3 * 2 + 512 * 576 * 3 * 2 + 512 * 2 * 8 + 2 * 512 * 64 * 2 + 31 * 9 * 9 * 66 * 4 + 32 * 64 * 4),
     ],
 )  # fmt: skip
 def test_by_hand(model: str, context: int, batch: int, expected_bytes: int) -> None:
@@ -55,12 +56,18 @@ def test_by_hand(model: str, context: int, batch: int, expected_bytes: int) -> N
     assert expected_bytes <= peak(model, context=context, batch=batch) <= expected_bytes + (48 + batch) * KIB
 
 
+def test_plain_torch_has_the_gate_activated_beside_it() -> None:
+    """Gate, up, the gate's activation and their product; the stream; ids; cosines and sines."""
+    expected = 512 * 1536 * 4 * 2 + 512 * 576 * 2 + 512 * 2 * 8 + 2 * 512 * 64 * 2
+    assert expected <= peak("smollm2-135m", context=1024, batch=1, layer_kernels=False) <= expected + 49 * KIB
+
+
 def test_heads_of_their_own_are_normalised_in_float32() -> None:
-    """Of 32 heads of queries, keys and values: projected, and of queries and keys a float32 copy and its square."""
+    """By plain torch: 32 heads of queries, keys and values, and of queries and keys a float32 copy and its square."""
     expected = 512 * 4096 * (3 * 2 + 2 * 2 * 4) + 512 * 4096 * 2 + 512 * 2 * 8 + 2 * 512 * 128 * 2
     # The MLP takes less: 4 · 4096 elements of 2 bytes.
     narrow = replace(catalog.builtin("llama-2-7b"), intermediate_size=4096)
-    taken = step_bytes(narrow, DeviceKind.CPU, layout_of(narrow), context_tokens=1024, batch=1)
+    taken = step_bytes(narrow, DeviceKind.CPU, layout_of(narrow), context_tokens=1024, batch=1, layer_kernels=False)
     assert expected <= taken <= expected + 64 * KIB
 
 
@@ -119,9 +126,10 @@ def test_what_a_decode_is_cut_into(window: int | None, context: int, pieces: int
 
 
 def test_without_bfloat16_units_results_are_made_in_float32_first() -> None:
-    extra = peak("gemma-3-270m", context=2048, batch=64, bf16_units=False) - peak(
-        "gemma-3-270m", context=2048, batch=64
+    with_units, without = (
+        peak("gemma-3-270m", context=2048, batch=64, layer_kernels=False, bf16_units=units) for units in (True, False)
     )
+    extra = without - with_units
     assert extra > 64 * 262144 * 4 - 262144 * (4 + 4 + 4 + 8 + 4 + 1) - 16 * KIB
 
 
