@@ -53,6 +53,7 @@ every policy gets the same requests, workers, start-up time, drain and victims; 
 
 in target: requests whose first token and whose mean time per token kept the targets. replica-hours: from the moment a
 replica is asked for until it is gone, its start and its drain included. Seeds are fixed: a run says the same again.
+held out: no rule was changed for that trace.
 
 examples
   python -m bench.autoscale                                all of it: some minutes on one core
@@ -101,7 +102,7 @@ def run(traces: list[Trace], names: list[str], scale: float, seeds: int) -> list
 
 def main() -> None:
     """The command."""
-    about = "\n".join(f"  {trace.name:10} {trace.about}" for trace in TRACES)
+    about = "\n".join(f"  {trace.name:10} {'held out: ' if trace.held_out else ''}{trace.about}" for trace in TRACES)
     parser = argparse.ArgumentParser(
         prog="python -m bench.autoscale",
         description="Scaling policies on simulated workers (the real scheduler and block manager; Llama-2-13B on an"

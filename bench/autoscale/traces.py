@@ -128,10 +128,10 @@ TRACES = (
     Trace("prefill", "code completion, 4 a second: long prompts, short answers", 1800, lambda _: 4.0, CODE, seed=7),
     Trace("heavy", "lengths of the same means with heavier tails, gamma intervals, 3 a second", 1800, lambda _: 3.0,
           HEAVY, seed=8, variation=2.0),
-    Trace("climb", "held out: conversations, from 1 to 5 a second in 15 minutes, as long there, and back", 2700, _climb,
+    Trace("climb", "conversations, from 1 to 5 a second in 15 minutes, as long there, and back", 2700, _climb,
           CONVERSATION, seed=21, held_out=True),
-    Trace("waves", "held out: short prompts and long answers, 1.5 to 6.5 a second and back in 20 minutes, twice", 2400,
+    Trace("waves", "short prompts and long answers, 1.5 to 6.5 a second and back in 20 minutes, twice", 2400,
           _waves, CHAT, seed=22, held_out=True),
-    Trace("shifts", "held out: long prompts, heavy gamma intervals, 1, 2.5, 0.6 and 1.8 a second for 10 minutes each",
+    Trace("shifts", "long prompts, heavy gamma intervals, 1, 2.5, 0.6 and 1.8 a second for 10 minutes each",
           2400, _shifts, LONG, seed=23, variation=1.5, held_out=True),
 )  # fmt: skip
