@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -45,24 +44,27 @@ QWEN3_SIZES = {
 }
 
 
+@pytest.fixture(
+    scope="module",
+    params=[("mistral", {**SIZES, "sliding_window": 128}), ("qwen2", SIZES), ("qwen3", QWEN3_SIZES), ("phi3", SIZES)],
+    ids=lambda family: family[0],
+)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights, which takes longer to make than to run."""
+    family, sizes = request.param
+    path = tmp_path_factory.mktemp(family)
+    save_tiny(path, family, **sizes)
+    return path
+
+
 @pytest.mark.parametrize("computed_by", ["plain", None], ids=["torch", "best"])
 @pytest.mark.parametrize("context", [600, 2048])
-@pytest.mark.parametrize(
-    ("family", "sizes"),
-    [("mistral", {**SIZES, "sliding_window": 128}), ("qwen2", SIZES), ("qwen3", QWEN3_SIZES), ("phi3", SIZES)],
-)
 def test_a_full_step_takes_what_is_planned(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    sizes: dict[str, Any],
-    context: int,
-    computed_by: str | None,
+    folder: Path, monkeypatch: pytest.MonkeyPatch, context: int, computed_by: str | None
 ) -> None:
     """Never below what is measured, and at most a twentieth above."""
     monkeypatch.setattr(choice, "library", partial(library, computed_by))
-    save_tiny(tmp_path, family, **sizes)
-    shape, model = inspect_model(tmp_path), load(open_checkpoint(tmp_path), torch.bfloat16)
+    shape, model = inspect_model(folder), load(open_checkpoint(folder), torch.bfloat16)
     formats = layer_formats(shape, Precision.BF16)
     layout = kv_layout(shape, formats, 64, 512)
     kv_heads, head_dim = model.config.kv_heads, model.config.head_dim
