@@ -34,7 +34,7 @@ async def test_up_under_load_down_after_it_operator_killed_in_between(operator: 
     )  # fmt: skip
     await asyncio.to_thread(
         wait_until, "answers while the operator is gone", lambda: len(traffic.results) > served_before_kill + 8,
-        timeout_s=90,
+        timeout_s=180,
     )  # fmt: skip
 
     # Half of the load goes on through the scale-down, so that the worker that leaves has streams to finish.
