@@ -46,7 +46,19 @@ def memory(
         ({"running": 16, "preemptions": 9}, memory(seconds=21), 16, Move.KEEP),
         # the pool was the limit: as many as ran
         ({"running": 10, "preemptions": 9}, memory(running=11.4), 11, Move.LOWER),
-        # a full pool that loses nothing costs nothing
+        # a full pool that loses nothing yet: a twentieth less of many, nothing of few
+        (
+            {"running": 40, "limit": 40, "max_limit": 64, "utilization": 0.96},
+            memory(running=40, utilization=0.96),
+            38,
+            Move.LOWER,
+        ),
+        (
+            {"running": 40, "limit": 40, "max_limit": 64, "utilization": 0.95},
+            memory(running=40, utilization=0.95),
+            40,
+            Move.KEEP,
+        ),
         ({"running": 16, "utilization": 0.99}, memory(utilization=0.99), 16, Move.KEEP),
         # one remains
         ({"running": 1, "preemptions": 9, "limit": 1}, memory(running=1.0), 1, Move.KEEP),

@@ -21,6 +21,8 @@ WORTH = 8.0
 HARMLESS = 0.25
 # What a cut leaves of the sequences that run, and of the utilisation that was too much.
 CUT = 0.95
+# A full pool that loses nothing yet is cut only where one sequence is at most this share: of a few each is too dear.
+FEW = 0.06
 # Up to here limits are raised after two looks, and up to there where SURE_S says the same.
 ROOMY_UTILIZATION = 0.85
 FULL_UTILIZATION = 0.95
@@ -96,6 +98,9 @@ def decide_limit(
         if stretch.running < CUT * limit:
             # The pool was the limit, and not this one: no more than it held.
             return _lowered(limit, int(stretch.running), told, memory, now)
+        return _lowered(limit, int(CUT * limit), told, replace(memory, crowded=stretch.utilization), now)
+    if stretch.utilization > FULL_UTILIZATION and limit - int(CUT * limit) <= FEW * limit:
+        # The next preemption is near, and what keeps it away is no more than a small part of the batch.
         return _lowered(limit, int(CUT * limit), told, replace(memory, crowded=stretch.utilization), now)
     slow = _slow(state, targets)
     settled = _since(memory.changed_at, now) >= state.latency.window_seconds
