@@ -99,9 +99,11 @@ def decide_limit(
             # The pool was the limit, and not this one: no more than it held.
             return _lowered(limit, int(stretch.running), told, memory, now)
         return _lowered(limit, int(CUT * limit), told, replace(memory, crowded=stretch.utilization), now)
-    if stretch.utilization > FULL_UTILIZATION and limit - int(CUT * limit) <= FEW * limit:
+    fewer = min(limit - 1, int(limit * FULL_UTILIZATION / max(stretch.utilization, FULL_UTILIZATION)))
+    full = stretch.utilization > FULL_UTILIZATION and stretch.running >= CUT * limit
+    if full and limit - fewer <= FEW * limit:
         # The next preemption is near, and what keeps it away is no more than a small part of the batch.
-        return _lowered(limit, int(CUT * limit), told, replace(memory, crowded=stretch.utilization), now)
+        return _lowered(limit, fewer, told, memory, now)
     slow = _slow(state, targets)
     settled = _since(memory.changed_at, now) >= state.latency.window_seconds
     if slow > 1 and settled:
