@@ -21,7 +21,7 @@ WORTH = 8.0
 HARMLESS = 0.25
 # What a cut leaves of the sequences that run, and of the utilisation that was too much.
 CUT = 0.95
-# A full pool that loses nothing yet is cut only where one sequence is at most this share: of a few each is too dear.
+# A full pool that loses nothing yet is relieved where that takes at most this share: of few sequences each is too dear.
 FEW = 0.06
 # Up to here limits are raised after two looks, and up to there where SURE_S says the same.
 ROOMY_UTILIZATION = 0.85
@@ -99,11 +99,11 @@ def decide_limit(
             # The pool was the limit, and not this one: no more than it held.
             return _lowered(limit, int(stretch.running), told, memory, now)
         return _lowered(limit, int(CUT * limit), told, replace(memory, crowded=stretch.utilization), now)
-    fewer = min(limit - 1, int(limit * FULL_UTILIZATION / max(stretch.utilization, FULL_UTILIZATION)))
-    full = stretch.utilization > FULL_UTILIZATION and stretch.running >= CUT * limit
-    if full and limit - fewer <= FEW * limit:
-        # The next preemption is near, and what keeps it away is no more than a small part of the batch.
-        return _lowered(limit, fewer, told, memory, now)
+    if stretch.utilization > FULL_UTILIZATION and stretch.running >= CUT * limit:
+        relieved = min(limit - 1, int(limit * FULL_UTILIZATION / stretch.utilization))
+        if limit - relieved <= FEW * limit:
+            # The next preemption is near, and what keeps it away is no more than a small part of the batch.
+            return _lowered(limit, relieved, told, memory, now)
     slow = _slow(state, targets)
     settled = _since(memory.changed_at, now) >= state.latency.window_seconds
     if slow > 1 and settled:
