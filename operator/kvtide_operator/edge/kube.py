@@ -163,11 +163,10 @@ class Kube:
         query = [("fieldManager", names.FIELD_MANAGER), ("force", "true")]
         return await self._call("PATCH", path, query, manifest, "application/apply-patch+yaml")
 
-    async def merge(self, kind: str, namespace: str, name: str, change: Json, subresource: str = "") -> Json:
+    async def merge(self, kind: str, namespace: str, name: str, change: Json) -> Json:
         """A merge patch. Gives what there is now."""
         query = [("fieldManager", names.FIELD_MANAGER)]
-        path = _path(kind, namespace, name) + subresource
-        return await self._call("PATCH", path, query, change, "application/merge-patch+json")
+        return await self._call("PATCH", _path(kind, namespace, name), query, change, "application/merge-patch+json")
 
     async def create(self, manifest: Json) -> Json:
         """Creates an object, and gives it; ApiError 409 where it exists."""

@@ -36,9 +36,6 @@ class Store(Generic[T]):
         self._owned: dict[Key, set[str]] = {}
         self.told = 0
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def get(self, key: Key) -> T | None:
         """What is kept of an object, None where there is none."""
         kept = self._kept.get(key)
