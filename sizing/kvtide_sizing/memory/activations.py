@@ -125,10 +125,7 @@ def _kernels_peak(shape: ModelShape, layout: KvLayout, step: _Step, weights: Wei
     logits = step.batch * shape.vocab_size * _BF16
     # The rows themselves, and as they are normalised.
     projecting = logits + 2 * step.batch * shape.hidden_size * _BF16
-    looked_up = step.tokens * shape.hidden_size * _LOOKED_UP_BYTES if weights is WeightFormat.INT8 else 0
-    lasting = _lasting(shape, DeviceKind.CPU, layout, step)
-    drawing = logits + shape.vocab_size * _DRAW_BYTES
-    return max(lasting + max(looked_up, in_layers, mlp, projecting), drawing) + _SMALL_BYTES
+    return _whole(shape, DeviceKind.CPU, layout, step, weights, logits, max(in_layers, mlp, projecting))
 
 
 def _peak(
@@ -157,11 +154,23 @@ def _peak(
             # its input, gate and up in bfloat16 and in float32
             wide = step.tokens * (shape.hidden_size * _BF16 + 2 * shape.intermediate_size * (_BF16 + _FLOAT32))
             mlp = max(mlp, wide + threads * _product_bytes(step.tokens, shape.hidden_size))
-    lasting = _lasting(shape, kind, layout, step)
-    drawing = logits + shape.vocab_size * (_GPU_DRAW_BYTES if kind is DeviceKind.GPU else _DRAW_BYTES)
-    looked_up = step.tokens * shape.hidden_size * _LOOKED_UP_BYTES if weights is WeightFormat.INT8 else 0
     widest = max(in_layers, mlp, norm, projecting) + _dequantised(shape, kind, step, bf16_units, weights)
-    return max(lasting + max(looked_up, widest), drawing) + _SMALL_BYTES
+    return _whole(shape, kind, layout, step, weights, logits, widest)
+
+
+def _whole(
+    shape: ModelShape,
+    kind: DeviceKind,
+    layout: KvLayout,
+    step: _Step,
+    weights: WeightFormat,
+    logits: int,
+    widest: int,
+) -> int:
+    """The peak of a step: the widest moment of its layers and head, or of what comes before or behind them."""
+    looked_up = step.tokens * shape.hidden_size * _LOOKED_UP_BYTES if weights is WeightFormat.INT8 else 0
+    drawing = logits + shape.vocab_size * (_GPU_DRAW_BYTES if kind is DeviceKind.GPU else _DRAW_BYTES)
+    return max(_lasting(shape, kind, layout, step) + max(looked_up, widest), drawing) + _SMALL_BYTES
 
 
 def _dequantised(shape: ModelShape, kind: DeviceKind, step: _Step, bf16_units: bool, weights: WeightFormat) -> int:
