@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
 from kvtide_operator.edge import kube as edge_kube
 from kvtide_operator.edge.kube import PAGE, TRIES, ApiError, Kube
+from tests.operator.connection import connected
 
 
 class Server:
@@ -45,12 +45,8 @@ def server() -> Server:
 
 @pytest.fixture
 async def kube(server: Server) -> AsyncIterator[Kube]:
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", server.answer)
-    async with TestServer(application) as running:
-        connected = Kube(client.ApiClient(client.Configuration(host=str(running.make_url("")).rstrip("/"))))
-        yield connected
-        await connected.close()
+    async with connected(server.answer) as kube:
+        yield kube
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
-from kubernetes.aio import client
 
 from kvtide_operator.edge import kube as edge_kube
 from kvtide_operator.edge.kube import ApiError, Kube
+from tests.operator.connection import connected
 
 EVENTS: list[dict[str, Any]] = [
     {"type": "ADDED", "object": {"metadata": {"name": "a"}, "data": {"text": "x" * 200_000}}},
@@ -51,12 +50,8 @@ def server() -> Server:
 
 @pytest.fixture
 async def kube(server: Server) -> AsyncIterator[Kube]:
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", server.answer)
-    async with TestServer(application) as running:
-        connected = Kube(client.ApiClient(client.Configuration(host=str(running.make_url("")).rstrip("/"))))
-        yield connected
-        await connected.close()
+    async with connected(server.answer) as kube:
+        yield kube
 
 
 async def told(kube: Kube) -> list[dict[str, Any]]:
