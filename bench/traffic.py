@@ -57,7 +57,8 @@ class Traffic:
     async def stop(self, *, timeout_s: float = 120) -> list[StreamResult]:
         """Ask nothing new, let what runs come to its end, and give all the results."""
         self._stopping.set()
-        await asyncio.wait_for(asyncio.gather(*self._tasks), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await asyncio.gather(*self._tasks)
         return self.results
 
     async def _ask_again(self, lane: int) -> None:

@@ -94,4 +94,5 @@ async def test_a_client_that_breaks_off_a_stream_breaks_it_inside() -> None:
     async with relayed(stream) as (reader, writer):
         await reader.readexactly(1)
         reset(writer)
-        await asyncio.wait_for(broken.wait(), 5)
+        async with asyncio.timeout(5):
+            await broken.wait()

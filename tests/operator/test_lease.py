@@ -67,7 +67,8 @@ async def test_one_holds_and_the_other_waits_until_it_is_given_back(store: Store
     assert (one.held, two.held) == (True, False)
     keeping.cancel()
     await one.release()
-    await asyncio.wait_for(waiting, 1)
+    async with asyncio.timeout(1):
+        await waiting
     assert store.lease is not None
     assert store.lease["spec"]["holderIdentity"] == "two"
     assert store.lease["spec"]["leaseTransitions"] == 1
@@ -77,13 +78,15 @@ async def test_a_holder_that_died_is_followed_after_the_duration(store: Store) -
     await candidate(store, "dead").acquire()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await asyncio.wait_for(candidate(store, "next").acquire(), 5)
+    async with asyncio.timeout(5):
+        await candidate(store, "next").acquire()
     assert loop.time() - began >= 1.0
 
 
 async def test_a_container_that_comes_back_under_its_own_name_does_not_wait(store: Store) -> None:
     await candidate(store, "kvtide-operator-abc").acquire()
-    await asyncio.wait_for(candidate(store, "kvtide-operator-abc").acquire(), 0.5)
+    async with asyncio.timeout(0.5):
+        await candidate(store, "kvtide-operator-abc").acquire()
 
 
 async def test_a_lease_that_cannot_be_renewed_is_lost(store: Store) -> None:
@@ -91,7 +94,8 @@ async def test_a_lease_that_cannot_be_renewed_is_lost(store: Store) -> None:
     await lease.acquire()
     store.reachable = False
     with pytest.raises(LeaseLost):
-        await asyncio.wait_for(lease.keep(), 5)
+        async with asyncio.timeout(5):
+            await lease.keep()
     assert not lease.held
 
 

@@ -165,3 +165,16 @@ async def test_the_heartbeat_goes_on_while_there_is_nothing_to_do() -> None:
     async with running(reconcile) as queue:
         before = queue.heartbeat
         await until(lambda: queue.heartbeat > before + 0.5)
+
+
+async def test_it_ends_when_told_to_though_something_is_asked_for_in_the_same_turn() -> None:
+    async def reconcile(namespace: str, name: str) -> None:
+        pass
+
+    queue = WorkQueue(reconcile)
+    task = asyncio.create_task(queue.run())
+    await asyncio.sleep(0.01)  # it waits for something to do
+    queue.request("team", "a")
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5)
+    assert done == {task}

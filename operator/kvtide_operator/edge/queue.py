@@ -80,7 +80,8 @@ class WorkQueue:
                     self.heartbeat = time.monotonic()
                 # At least once a second, for the heartbeat's sake: liveness reads it.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), timeout=self._pause())
+                    async with asyncio.timeout(self._pause()):
+                        await self._wake.wait()
 
     async def _work(self, key: Key, entry: _Entry) -> None:
         again: float | None

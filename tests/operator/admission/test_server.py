@@ -64,7 +64,8 @@ async def webhook(make_store: Callable[..., Any]) -> AsyncIterator[Webhook]:
     names = AdmissionSettings("kvtide-admission", "ours", port)
     settings = OperatorSettings("registry/worker:1", "kvtide-system", "one", admission=names)
     runner = await server.serve_admission(cast(Kube, store), settings, names, lambda: True, registry)
-    await asyncio.wait_for(store.created.wait(), timeout=10)
+    async with asyncio.timeout(10):
+        await store.created.wait()
     yield Webhook(store, registry, port)
     await runner.cleanup()
 

@@ -232,7 +232,8 @@ class EngineClient:
             if self.ready.is_set() and not self.ended.is_set():
                 self._send(messages.Shutdown())
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.ended.wait(), _STOP_GRACE_S)
+                    async with asyncio.timeout(_STOP_GRACE_S):
+                        await self.ended.wait()
             if not self.ended.is_set():
                 self._process.kill()
                 await self.ended.wait()
