@@ -1,14 +1,18 @@
 """python -m bench.operator_size.workers: simulated workers, one process for all of them.
 
 Each line of the input is a JSON object: {"ip": …, "state": {…}} makes or replaces the worker of that address, whose
-`GET /v1/state` then says `state` with `sampledAt` of now. A line without `state` ends it.
+`GET /v1/state` then says `state` with `sampledAt` of now. With `?idleSeconds=N` one without requests says it once it
+has some, at the latest after so long, as real ones do. A line without `state` ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
+import functools
 import json
+import re
 import sys
 import threading
 import time
@@ -24,11 +28,20 @@ class Worker:
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.servers: list[asyncio.Server] = []
+        self._replaced = asyncio.Event()
         self.replace(state)
 
     def replace(self, state: dict[str, Any]) -> None:
         self.state = state
         self._before, self._after = json.dumps({**state, "sampledAt": "@"}).encode().split(b'"@"')
+        self._replaced.set()
+        self._replaced = asyncio.Event()
+
+    async def until_busy(self, within_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not (self.state["requests"]["running"] or self.state["requests"]["waiting"]):
+                    await self._replaced.wait()
 
     def answer(self, path: bytes, body: bytes) -> bytes:
         if path == b"/v1/state":
@@ -45,39 +58,22 @@ class Worker:
         return b'{"status":"ok"}'
 
 
-class Connection(asyncio.Protocol):
+async def converse(worker: Worker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """As much of HTTP/1.1 as the operator speaks: requests with Content-Length, one after the other, kept alive."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._received = b""
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
-            head, separator, rest = self._received.partition(b"\r\n\r\n")
-            if not separator:
-                return
-            length = 0
-            for line in head.split(b"\r\n")[1:]:
-                name, _, value = line.partition(b":")
-                if name.lower() == b"content-length":
-                    length = int(value)
-            if len(rest) < length:
-                return
-            self._received = rest[length:]
-            body = self._worker.answer(head.split(b" ", 2)[1], rest[:length])
-            assert self._transport is not None
-            date = email.utils.formatdate(usegmt=True).encode()
-            self._transport.write(
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+            body = await reader.readexactly(int(length[1]) if length else 0)
+            path, _, query = head.split(b" ", 2)[1].partition(b"?idleSeconds=")
+            if query:
+                await worker.until_busy(float(query))
+            answer, date = worker.answer(path, body), email.utils.formatdate(usegmt=True).encode()
+            writer.write(
                 b"HTTP/1.1 200 OK\r\ndate: %b\r\nserver: uvicorn\r\ncontent-length: %d\r\n"
-                b"content-type: application/json\r\n\r\n%b" % (date, len(body), body)
+                b"content-type: application/json\r\n\r\n%b" % (date, len(answer), answer)
             )
+    writer.close()
 
 
 async def apply(workers: dict[str, Worker], said: dict[str, Any]) -> None:
@@ -91,9 +87,8 @@ async def apply(workers: dict[str, Worker], said: dict[str, Any]) -> None:
         workers[ip].replace(state)
     else:
         worker = workers[ip] = Worker(state)
-        loop = asyncio.get_running_loop()
         for port in (HTTP_PORT, ADMIN_PORT):
-            worker.servers.append(await loop.create_server(lambda: Connection(worker), ip, port))
+            worker.servers.append(await asyncio.start_server(functools.partial(converse, worker), ip, port))
 
 
 async def main() -> None:

@@ -1,7 +1,11 @@
 """The benchmark of the operator's size: what it simulates is what workers say, and what it counts is right."""
 
 import asyncio
+import functools
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -11,20 +15,9 @@ from bench.operator_size.kubelet import address
 from bench.operator_size.measured import READS, WRITES, Stretch, requests
 from bench.operator_size.processes import slope
 from bench.operator_size.resources import busy_parts, idle_state
-from bench.operator_size.workers import Connection, Worker
+from bench.operator_size.workers import Worker, converse
 from kvtide_operator.autoscale.worker_state import WorkerState
 from kvtide_operator.reconcile.looks import is_busy
-
-
-class Wire(asyncio.Transport):
-    """What was written to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += bytes(data)
 
 
 @pytest.fixture
@@ -32,26 +25,54 @@ def worker() -> Worker:
     return Worker({**idle_state(3), "modelName": "model-0001", "startedAt": 1.0})
 
 
+def busy(idle: dict[str, Any]) -> dict[str, Any]:
+    return {**idle, **{part: {**idle[part], **values} for part, values in busy_parts(idle).items()}}
+
+
+@asynccontextmanager
+async def connected(worker: Worker) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    server = await asyncio.start_server(functools.partial(converse, worker), "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        yield reader, writer
+        writer.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    assert head.startswith("HTTP/1.1 200 OK")
+    return await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
+
+
 @pytest.mark.parametrize("piece", [1, 7, 10_000])
-def test_a_simulated_worker_answers_requests_however_they_come(worker: Worker, piece: int) -> None:
-    wire = Wire()
-    connection = Connection(worker)
-    connection.connection_made(wire)
+async def test_a_simulated_worker_answers_requests_however_they_come(worker: Worker, piece: int) -> None:
     body = b'{"batchLimit": 5}'
     said = b"PUT /v1/limits HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     said += b"GET /v1/state HTTP/1.1\r\nhost: x\r\n\r\n"
-    for begin in range(0, len(said), piece):
-        connection.data_received(said[begin : begin + piece])
-    first, second = wire.written.split(b"HTTP/1.1 200 OK\r\n")[1:]
-    assert json.loads(first.partition(b"\r\n\r\n")[2])["batchLimit"] == 5
-    state = WorkerState.model_validate_json(second.partition(b"\r\n\r\n")[2])
+    async with connected(worker) as (reader, writer):
+        for begin in range(0, len(said), piece):
+            writer.write(said[begin : begin + piece])
+            await asyncio.sleep(0)
+        assert json.loads(await answer(reader))["batchLimit"] == 5
+        state = WorkerState.model_validate_json(await answer(reader))
     assert (state.model_name, state.limits.batch_limit, is_busy(state)) == ("model-0001", 5, False)
 
 
+async def test_an_idle_simulated_worker_keeps_its_answer_back_until_it_is_busy(worker: Worker) -> None:
+    async with connected(worker) as (reader, writer):
+        writer.write(b"GET /v1/state?idleSeconds=0.05 HTTP/1.1\r\n\r\n")
+        assert not is_busy(WorkerState.model_validate_json(await answer(reader)))
+        writer.write(b"GET /v1/state?idleSeconds=30 HTTP/1.1\r\n\r\n")
+        heard = asyncio.create_task(answer(reader))
+        await asyncio.sleep(0.05)
+        assert not heard.done()
+        worker.replace(busy(worker.state))
+        async with asyncio.timeout(5):
+            assert is_busy(WorkerState.model_validate_json(await heard))
+
+
 def test_a_busy_worker_is_busy_by_more_than_the_operator_lets_pass(worker: Worker) -> None:
-    idle = worker.state
-    busy = {**idle, **{part: {**idle[part], **values} for part, values in busy_parts(idle).items()}, "sampledAt": 2.0}
-    state = WorkerState.model_validate(busy)
+    state = WorkerState.model_validate({**busy(worker.state), "sampledAt": 2.0})
     assert is_busy(state)
     assert state.kv.live_tokens > 0.85 * state.kv.capacity_tokens
 

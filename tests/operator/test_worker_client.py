@@ -36,10 +36,12 @@ class Worker:
         self.answer = STATE
         self.clock = time.time()
         self.limits: list[Any] = []
+        self.idle_seconds: list[float] = []
 
     async def state(self, request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.Response(status=401)
+        self.idle_seconds.append(float(request.query.get("idleSeconds", 0)))
         return web.Response(text=self.answer, headers={"Date": formatdate(self.clock, usegmt=True)})
 
     async def put_limits(self, request: web.Request) -> web.Response:
@@ -94,6 +96,12 @@ async def test_age_is_judged_by_the_workers_own_clock(
     worker.answer = json.dumps({**json.loads(STATE), "sampledAt": worker.clock - 40})
     samples = await Sampler(client, 0.0).samples(("team", "chat"), pods[:1], TOKEN)
     assert samples["here"].age_s == pytest.approx(40, abs=1.5)  # the Date header has whole seconds
+
+
+async def test_a_worker_is_told_how_long_it_may_keep_its_answer_back(worker: Worker, client: WorkerClient) -> None:
+    await client.sample("127.0.0.1", TOKEN)
+    await client.sample("127.0.0.1", TOKEN, idle_s=4.25)
+    assert worker.idle_seconds == [0.0, 4.25]
 
 
 @pytest.mark.parametrize("answer", ["", "{}", "[]", '{"kv": {"capacityTokens": 0}}'])

@@ -33,6 +33,9 @@ from kvtide_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
 
+# How long before the next look calm workers give their last word, which that look then takes.
+LAST_WORD_S = 0.3
+
 
 class Controller:
     """Holds the connections; remembers nothing about resources but what it has posted and exported."""
@@ -129,10 +132,12 @@ class Controller:
         resource = observed.resource
         token = token_of(observed.child("Secret", admin_secret_name(resource)))
         there = {pod.name: pod.ip for pod in observed.ready if pod.ip and pod.name in observed.samples}
-        if actions.requeue_s > self._settings.resync_seconds and token is not None and there:
-            self._lookout.watch((resource.namespace, resource.name), token, there, observed.samples)
         # Not all at once, even where all began at once.
-        return actions.requeue_s * random.uniform(0.85, 1.15)  # noqa: S311
+        again_s = actions.requeue_s * random.uniform(0.85, 1.15)  # noqa: S311
+        if actions.requeue_s > self._settings.resync_seconds and token is not None and there:
+            key, for_s = (resource.namespace, resource.name), again_s - LAST_WORD_S
+            self._lookout.watch(key, token, there, observed.samples, for_s)
+        return again_s
 
     async def _tell(self, document: Json, error: Exception) -> None:
         """Says in the status that the pass failed. Where even that fails, the log of the first error is enough."""

@@ -1,11 +1,11 @@
-"""Looks after workers that have nothing to do, so that passes need not: one small question to each, now and then.
+"""Looks after workers that have nothing to do, so that passes need not: each is asked to tell when it has.
 
-A pass costs many times what a worker's state does. Between two passes over a calm resource its workers are asked for
-nothing but that, and a pass is asked for once one says something new.
+A pass costs many times what a worker's state does, and states of three thousand workers cost more than a core where
+each is asked every other second. So a worker is asked one question, and answers it when it has a request: what it then
+says is news at once, and until then it costs nothing.
 """
 
 import asyncio
-import heapq
 import random
 import time
 from collections.abc import Mapping
@@ -17,79 +17,76 @@ from kvtide_operator.edge.store import Key
 from kvtide_operator.reconcile.looks import is_news
 from kvtide_operator.reconcile.observed import Sample
 
-# Resources that are looked after at once. Of these a worker that hangs keeps one for as long as an answer may take.
-AT_ONCE = 64
-
-
-@dataclass(slots=True)
-class _Calm:
-    """One resource: its workers, by name with their address, and what each last told a pass."""
-
-    token: str
-    there: Mapping[str, str]
-    seen: Mapping[str, Sample]
-    due: float = 0.0
+# How long a worker may keep an answer back. One that hangs is found out this much later.
+IDLE_S = 6.0
+# What comes to a fleet comes to several of its workers: the look is to see all of it, not only whoever was first.
+GATHER_S = 0.2
 
 
 @dataclass
 class Lookout:
-    """`every_s`: how often a calm worker is asked."""
+    """`pause_s`: how long after a pass nothing is news, and between two questions to a worker that does not keep its
+    answer back. A resource with a short request every now and then is not passed over for each of them."""
 
     sampler: Sampler
-    every_s: float
+    pause_s: float
     wake: Wake
-    _calm: dict[Key, _Calm] = field(default_factory=dict)
-    _due: list[tuple[float, Key]] = field(default_factory=list)
-    _asking: "set[asyncio.Task[None]]" = field(default_factory=set)
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    _watches: "dict[Key, asyncio.Task[None]]" = field(default_factory=dict)
 
-    def watch(self, resource: Key, token: str, there: Mapping[str, str], seen: Mapping[str, Sample]) -> None:
-        """Looks after these workers, by name with their address, until the next pass.
+    def watch(
+        self, resource: Key, token: str, there: Mapping[str, str], seen: Mapping[str, Sample], for_s: float
+    ) -> None:
+        """Looks after these workers, by name with their address, until the next pass, which is due in `for_s` seconds.
 
         seen: what each told the pass that found it calm
         """
-        self._calm[resource] = calm = _Calm(token, there, seen)
-        self._plan(resource, calm)
+        self.leave(resource)
+        watch = self._watch(resource, token, there, seen, time.monotonic() + for_s)
+        self._watches[resource] = asyncio.create_task(watch)
 
     def leave(self, resource: Key) -> None:
         """A pass begins, or the resource is gone: nobody else is to look."""
-        self._calm.pop(resource, None)
+        watch = self._watches.pop(resource, None)
+        if watch is not None:
+            watch.cancel()
 
-    async def run(self) -> None:
-        """Until cancelled."""
+    async def close(self) -> None:
+        """Looks after nobody any more."""
+        watches = list(self._watches.values())
+        for resource in list(self._watches):
+            self.leave(resource)
+        await asyncio.gather(*watches, return_exceptions=True)
+
+    async def _watch(
+        self, resource: Key, token: str, there: Mapping[str, str], seen: Mapping[str, Sample], until: float
+    ) -> None:
+        await self._pause()
+        asked = [
+            asyncio.create_task(self._hear(resource, token, name, there[name], before, until))
+            for name, before in seen.items()
+            if name in there
+        ]
         try:
-            while True:
-                now = time.monotonic()
-                while self._due and self._due[0][0] <= now:
-                    due, resource = heapq.heappop(self._due)
-                    calm = self._calm.get(resource)
-                    # An older date of one that was looked at since.
-                    if calm is None or calm.due != due:
-                        continue
-                    await self._slots.acquire()
-                    task = asyncio.create_task(self._look(resource, calm))
-                    self._asking.add(task)
-                    task.add_done_callback(self._done)
-                await asyncio.sleep(min(0.1, max(0.0, self._due[0][0] - now)) if self._due else 0.1)
+            for heard in asyncio.as_completed(asked):
+                if await heard:
+                    await asyncio.sleep(GATHER_S)
+                    self.wake(resource)
+                    return
         finally:
-            for task in self._asking:
+            for task in asked:
                 task.cancel()
 
-    def _done(self, task: "asyncio.Task[None]") -> None:
-        self._asking.discard(task)
-        self._slots.release()
+    async def _hear(self, resource: Key, token: str, name: str, ip: str, before: Sample, until: float) -> bool:
+        """Whether a worker had news before then."""
+        while (left_s := until - time.monotonic()) > 0:
+            began = time.monotonic()
+            idle_s = min(IDLE_S, left_s)
+            if is_news(before, await self.sampler.listen(resource, name, ip, token, idle_s)):
+                return True
+            if time.monotonic() - began < idle_s / 2:
+                await self._pause()
+        return False
 
-    async def _look(self, resource: Key, calm: _Calm) -> None:
-        answers = await self.sampler.ask(resource, calm.there, calm.token)
-        if self._calm.get(resource) is not calm:
-            return
-        if any(is_news(before, answers.get(name)) for name, before in calm.seen.items()):
-            self.leave(resource)
-            self.wake(resource)
-        else:
-            self._plan(resource, calm)
-
-    def _plan(self, resource: Key, calm: _Calm) -> None:
+    async def _pause(self) -> None:
         # Not all at once, even where all began at once.
-        calm.due = time.monotonic() + self.every_s * random.uniform(0.8, 1.0)  # noqa: S311
-        heapq.heappush(self._due, (calm.due, resource))
+        await asyncio.sleep(self.pause_s * random.uniform(0.8, 1.0))  # noqa: S311

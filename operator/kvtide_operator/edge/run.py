@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 # How long a watch may be silent, or owe an event: a few of the bookmarks that the API server sends each minute, so
 # that a connection which was made anew has had its time too.
 ECHO_S = 240.0
-# Calm workers are asked a little more often than busy resources are looked at: a pass has to follow in that time.
+# What a calm worker says makes for a look a little sooner than busy resources are looked at.
 CALM_SHARE = 0.75
 # A look does not ask again what was answered in less time than that between two looks at a busy resource, which are
-# never closer than 0.85 of the interval: so it takes what calm workers said between looks, and asks busy ones.
+# never closer than 0.85 of the interval: so it takes what calm workers said at last, and asks busy ones.
 FRESH_SHARE = 0.8
 # How long a loop may be silent before the kubelet is told: far above any timeout within it.
 SILENCE_S = 120.0
@@ -50,7 +50,6 @@ class _Parts:
     lease: Lease
     queue: WorkQueue
     cluster: Cluster
-    lookout: Lookout
     canary: Canary
 
 
@@ -87,7 +86,7 @@ async def _run(settings: OperatorSettings) -> int:
     if settings.admission is not None:
         servers.append(await serve_admission(kube, settings, settings.admission, lambda: lease.held, metrics.registry))
     try:
-        parts = _Parts(kube, lease, queue, cluster, lookout, canary)
+        parts = _Parts(kube, lease, queue, cluster, canary)
         work = asyncio.create_task(_work(settings, parts, health, metrics, stop))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -101,6 +100,7 @@ async def _run(settings: OperatorSettings) -> int:
         await lease.release()
         for server in servers:
             await server.cleanup()
+        await lookout.close()
         await controller.close()
         await workers.close()
         await kube.close()
@@ -132,7 +132,6 @@ async def _work(
         for kind in {reflector.kind for reflector in parts.cluster.reflectors}:
             health.beats[f"watch of {kind}s"] = (functools.partial(parts.cluster.heard_at, kind), ECHO_S)
         group.create_task(queue.run())
-        group.create_task(parts.lookout.run())
         group.create_task(parts.canary.run())
         group.create_task(_watch(settings, parts, stop))
 

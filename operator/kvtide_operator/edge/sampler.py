@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from kvtide_operator.edge.store import Key
@@ -61,15 +61,19 @@ class Sampler:
             worker.slow = worker.slow or worker.asking is not None
         return {name: _aged(worker) for name, worker in workers.items() if worker.said is not None}
 
-    async def ask(self, resource: Key, there: Mapping[str, str], token: str) -> dict[str, Sample | None]:
-        """Asks these pods, by name with their address, whatever they said before; None for one that does not answer."""
-        workers = {name: found for name in there if (found := self._workers.get(resource, {}).get(name)) is not None}
-        for name, worker in workers.items():
-            if worker.asking is None:
-                self._begin(worker, there[name], token)
-        asked = [worker.asking for worker in workers.values() if worker.asking is not None]
-        await asyncio.gather(*asked)
-        return {name: worker.said for name, worker in workers.items()}
+    async def listen(self, resource: Key, name: str, ip: str, token: str, idle_s: float) -> Sample | None:
+        """What this pod says once it has a request, at the latest after `idle_s`; None if it does not answer.
+
+        A pass does not wait for it; one that comes soon after takes what was said.
+        """
+        try:
+            said = await self.client.sample(ip, token, idle_s)
+        except WorkerError:
+            return None
+        worker = self._workers.get(resource, {}).get(name)
+        if worker is not None:
+            worker.said, worker.said_at = said, time.monotonic()
+        return said
 
     def forget(self, resource: Key) -> None:
         """Asks the workers of a resource that is gone no more."""

@@ -34,10 +34,16 @@ class WorkerClient:
         """Closes the session."""
         await self._session.close()
 
-    async def sample(self, ip: str, token: str) -> Sample:
-        """A worker's own account of itself. Raises WorkerError."""
+    async def sample(self, ip: str, token: str, idle_s: float = 0.0) -> Sample:
+        """A worker's own account of itself: an idle one's once it has a request, at the latest after `idle_s`.
+
+        One of a version before does not know how to wait, and answers at once. Raises WorkerError.
+        """
+        url, timeout = f"{_base(ip, ADMIN_PORT)}/v1/state", TIMEOUT
+        if idle_s > 0:
+            url, timeout = f"{url}?idleSeconds={idle_s:.3f}", aiohttp.ClientTimeout(total=3 + idle_s, connect=1)
         try:
-            async with self._session.get(f"{_base(ip, ADMIN_PORT)}/v1/state", headers=_bearer(token)) as response:
+            async with self._session.get(url, headers=_bearer(token), timeout=timeout) as response:
                 if response.status != 200:
                     raise WorkerError(f"GET /v1/state: HTTP {response.status}")
                 content = await response.read()

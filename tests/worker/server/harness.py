@@ -70,8 +70,9 @@ class Server:
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
-    def state(self) -> dict[str, Any]:
-        return self.admin.get("/v1/state").raise_for_status().json()
+    def state(self, idle_s: float = 0.0) -> dict[str, Any]:
+        answer = self.admin.get("/v1/state", params={"idleSeconds": idle_s}, timeout=idle_s + 5)
+        return answer.raise_for_status().json()
 
     def get(self, path: str) -> httpx2.Response:
         return self.http.get(path)

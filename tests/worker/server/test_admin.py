@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -48,6 +49,30 @@ def test_an_idle_engine_still_reports(server: Server) -> None:
     first = server.state()["sampledAt"]
     assert abs(time.time() - first) < 2
     eventually(lambda: server.state()["sampledAt"] > first, 2)
+
+
+def test_an_idle_worker_may_be_asked_to_answer_once_it_has_a_request(server: Server) -> None:
+    began = time.monotonic()
+    assert server.state(idle_s=0.5)["requests"]["running"] == 0
+    assert 0.4 < time.monotonic() - began < 3
+    body = {"prompt": [900] * 16, "max_tokens": 64, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as pool:
+        heard = pool.submit(server.state, idle_s=20)
+        time.sleep(0.3)
+        assert not heard.done()
+        asked = time.monotonic()
+        answer = pool.submit(httpx2.post, f"{server.url}/v1/completions", json=body, timeout=60)
+        requests = heard.result()["requests"]
+        assert requests["running"] + requests["waiting"] == 1
+        assert time.monotonic() - asked < 5
+        answer.result().raise_for_status()
+
+
+@pytest.mark.parametrize("seconds", ["-1", "31", "soon", "nan"])
+def test_an_answer_is_not_kept_back_for_ever(server: Server, seconds: str) -> None:
+    answer = server.admin.get("/v1/state", params={"idleSeconds": seconds})
+    assert answer.status_code == 400
+    assert "idleSeconds" in answer.json()["error"]["message"]
 
 
 def test_a_batch_limit_is_in_force_at_the_next_step(server: Server) -> None:

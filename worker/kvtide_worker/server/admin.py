@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from kvtide_worker.engine.messages import ReencodeError
 from kvtide_worker.server.catalog import VERSION
@@ -14,13 +14,18 @@ from kvtide_worker.server.protocol import LimitsRequest
 from kvtide_worker.server.service import Service
 from kvtide_worker.server.state_report import limits_report, state_report
 
+# How long an answer may be kept back: less than what stands between us and the operator keeps a silent connection for.
+_IDLE_MOST_S = 30.0
+
 
 def router(service: Service, device: str) -> APIRouter:
     """The endpoints, over a service."""
     routes = APIRouter(prefix="/v1")
 
     @routes.get("/state")
-    async def state() -> dict[str, Any]:
+    async def state(idleSeconds: Annotated[float, Query(ge=0, le=_IDLE_MOST_S)] = 0.0) -> dict[str, Any]:
+        """An idle worker's, once it has a request, at the latest after `idleSeconds`."""
+        await service.until_busy(idleSeconds)
         return state_report(
             service.state,
             service.model.plan,

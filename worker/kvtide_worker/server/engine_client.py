@@ -182,7 +182,11 @@ class EngineClient:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LIMIT_PATIENCE_S):
                 while self.state is None or self.state.batch_limit != batch_limit:
-                    await self._news.wait()
+                    await self.news()
+
+    async def news(self) -> None:
+        """Returns when the engine has said something, as it does at every step and once a second while idle."""
+        await self._news.wait()
 
     async def reencode(self, precision: str) -> messages.Reencoded:
         """Have KV stored in another precision; whether it is. It takes as long as the pool is large.
@@ -260,8 +264,7 @@ class EngineClient:
             match event:
                 case messages.StepOutputs(outputs=outputs, state=state):
                     self.state = state
-                    self._news.set()
-                    self._news = asyncio.Event()
+                    self._spread_news()
                     for output in outputs:
                         self._route(output)
                 case messages.Ready(state=state, report=report):
@@ -280,6 +283,10 @@ class EngineClient:
                     self._on_progress(stage)
                 case messages.Failed(message=message):
                     self._fail(message)
+
+    def _spread_news(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _route(self, output: messages.TokenOutput) -> None:
         """To the request's own queue; a request that was given up has none any more."""
@@ -310,6 +317,7 @@ class EngineClient:
         for generation in self._open.values():
             generation.put(EngineFailure(message))
         self._open.clear()
+        self._spread_news()
         waiting: list[asyncio.Future[Any]] = [*self._pool_maps, *self._reencodings]
         for answer in waiting:
             if not answer.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,6 +91,17 @@ class Service:
         state = self.engine.state
         assert state is not None, "an engine that is ready has told its state"
         return state
+
+    async def until_busy(self, within_s: float) -> None:
+        """Returns once a request runs or waits, or the worker drains or fails; at the latest after so long.
+
+        Raises ApiError 503 while it loads.
+        """
+        engine = self.engine
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not (self.state.running or self.state.waiting or self.lifecycle.draining or engine.failure):
+                    await engine.news()
 
     @property
     def report(self) -> LoadReport:
