@@ -14,7 +14,9 @@ score is s · |q M^-1|. Over queries and keys with the moments Q and K the mean 
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +25,8 @@ from kvtide_kernels.attention import seen_in_text
 
 # Of the mean variance, added to each direction: what no calibration text has shown is not taken to be nothing.
 _UNSEEN = 1e-3
+# Of scores that are looked at together, over all heads of a group: with 1,024 keys 1 MiB in float32.
+_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -56,36 +60,41 @@ def fit_key_basis(
     centred: False where the softmax does see a constant, as with soft-capping and sinks.
     """
     tokens, kv_heads, dim = key.shape
+    grouped = query.view(tokens, kv_heads, -1, dim)
     hidden = ~seen_in_text(tokens, window, key.device)
     heads = [
-        _fit_head(heads_query.float(), head_key.float(), scale, hidden, centred)
-        for heads_query, head_key in zip(query.view(tokens, kv_heads, -1, dim).unbind(1), key.unbind(1), strict=True)
+        _moments_of_head(grouped[:, head].float(), key[:, head].float(), scale, hidden, centred)
+        for head in range(kv_heads)
     ]
-    of_key, of_query, centre = (torch.stack(parts).float() for parts in zip(*heads, strict=True))
-    return KeyBasis(of_key.contiguous(), of_query.contiguous(), centre)
+    of_key, of_query = _basis(*(torch.stack([head[part] for head in heads]) for part in ("keys", "queries")))
+    centre = torch.stack([head["centre"] for head in heads])
+    return KeyBasis(of_key.float().contiguous(), of_query.float().contiguous(), centre.float())
 
 
-def _fit_head(
+def _moments_of_head(
     query: torch.Tensor, key: torch.Tensor, scale: float, hidden: torch.Tensor, centred: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """M', M^-1 and c of one KV head: query [tokens, group, dim], key [tokens, dim]."""
+) -> dict[str, torch.Tensor]:
+    """c and the moments K and Q of one KV head, in float64: query [tokens, group, dim], key [tokens, dim]."""
+    tokens, group, _ = query.shape
     of_keys, of_queries = torch.zeros_like(key[:, 0]), torch.zeros_like(query[..., 0])
-    # A head at a time: a group of 32 would take gigabytes of scores.
-    for head in range(query.shape[1]):
-        weights = (query[:, head] @ key.T * scale).masked_fill_(hidden, -math.inf).softmax(-1)
+    # As many scores at a time as the processor's cache holds; a group of 32 would take gigabytes at once.
+    rows = max(1, _ROWS // group)
+    for begin in range(0, tokens, rows):
+        end = min(begin + rows, tokens)
+        scores = torch.einsum("tgd,sd->gts", query[begin:end], key[:end]).mul_(scale)
+        weights = scores.masked_fill_(hidden[begin:end, :end], -math.inf).softmax(-1)
         # How much a probability changes with its score: an error is free where nobody looks, or where nothing else is.
-        matters = weights * (1 - weights)
-        of_keys += matters.sum(0)
-        of_queries[:, head] = matters.sum(1)
+        matters = weights.addcmul_(weights, weights, value=-1)
+        of_keys[:end] += matters.sum((0, 1))
+        of_queries[begin:end] = matters.sum(-1).T
     # Scores are many and need no more than float32; what follows is small, and inverts.
     query, key, of_keys, of_queries = query.double(), key.double(), of_keys.double(), of_queries.double()
     centre = (of_keys @ key) / of_keys.sum() if centred else torch.zeros_like(key[0])
-    key_moments = _moments(key - centre, of_keys)
-    query_moments = _moments(query.flatten(0, 1), of_queries.flatten())
-    root, inverse_root = _power(key_moments, 0.5), _power(key_moments, -0.5)
-    values, vectors = torch.linalg.eigh(inverse_root @ _power(root @ query_moments @ root, 0.5) @ inverse_root)
-    lengths, spread = values.sqrt(), _spreading(len(values)).to(key.device)
-    return (vectors * lengths) @ spread.T, (vectors / lengths) @ spread.T, centre
+    return {
+        "keys": _moments(key - centre, of_keys),
+        "queries": _moments(query.flatten(0, 1), of_queries.flatten()),
+        "centre": centre,
+    }
 
 
 def _moments(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -93,11 +102,31 @@ def _moments(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return moments + _UNSEEN * moments.diagonal().mean() * torch.eye(len(moments), device=rows.device)
 
 
-def _power(matrix: torch.Tensor, exponent: float) -> torch.Tensor:
-    values, vectors = torch.linalg.eigh(matrix)
-    powers = values.clamp_min(0).pow(exponent)
-    result: torch.Tensor = (vectors * powers) @ vectors.T
-    return result
+def _basis(keys: torch.Tensor, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """M' and M^-1 of each head, of its moments K and Q [heads, dim, dim]."""
+    with _one_thread():
+        values, vectors = torch.linalg.eigh(keys)
+        root, inverse_root = (_recomposed(values.clamp_min(0).pow(power), vectors) for power in (0.5, -0.5))
+        values, vectors = torch.linalg.eigh(root @ queries @ root)
+        middle = _recomposed(values.clamp_min(0).sqrt(), vectors)
+        values, vectors = torch.linalg.eigh(inverse_root @ middle @ inverse_root)
+    lengths, spread = values.sqrt()[:, None], _spreading(keys.shape[-1]).to(keys.device)
+    return (vectors * lengths) @ spread.T, (vectors / lengths) @ spread.T
+
+
+def _recomposed(values: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    return (vectors * values[:, None]) @ vectors.mT
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Two threads take four to thirty times as long for the eigenvalues of matrices as small as a head's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _spreading(dim: int) -> torch.Tensor:

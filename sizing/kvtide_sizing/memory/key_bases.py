@@ -10,7 +10,11 @@ from kvtide_sizing.shape import ModelShape
 # Tokens of a text that bases are fitted to. Queries and keys of 64 to 256 elements show their directions in as many.
 CALIBRATION_TOKENS = 1024
 
-_BF16, _FLOAT32, _FLOAT64 = 2, 4, 8
+# Of the kernels: rows of scores that are looked at together, and matrices a head that its basis is computed with.
+_SCORE_ROWS = 256
+_MATRICES = 12
+
+_BF16, _FLOAT32, _FLOAT64, _INT64 = 2, 4, 8, 8
 
 
 def key_bases_bytes(shape: ModelShape, formats: Sequence[LayerFormat]) -> int:
@@ -30,16 +34,19 @@ def head_basis_bytes(head_dim: int) -> int:
 def calibration_bytes(shape: ModelShape) -> int:
     """Peak bytes of fitting them, from above; the pool is not there yet.
 
-    The model reads the text in one step. Of one query head there are the scores, the probabilities and how much each
-    matters, three of float64 and two of those of the head before, and which of them are masked, as int64 and bool.
-    So it was when this was measured; scores are float32 since, and take about half.
+    The model reads the text in one step. In a layer there are first the differences of all positions, as int64 and
+    three times as bool. Then, of one KV head, its queries and keys in float32 with as many scores as are looked at
+    together, or in float64 twice, the second time weighted; and at last, of all heads, what is computed of the moments.
     """
     tokens = CALIBRATION_TOKENS
     layer = max(shape.layer_kinds, key=lambda layer: layer.kv_heads * layer.head_dim)
     group = shape.query_heads // layer.kv_heads
     query, kept = shape.query_heads * layer.head_dim, layer.elements_per_token
-    # queries and keys of a KV head in float64
-    fitting = tokens**2 * (4 * _FLOAT64 + _FLOAT64 + 1) + tokens * (group + 1) * layer.head_dim * _FLOAT64
+    differences = tokens**2 * (_INT64 + 2)
+    elements = tokens * (group + 1) * layer.head_dim
+    scores, moments = (elements + 3 * _SCORE_ROWS * tokens) * _FLOAT32, 2 * elements * _FLOAT64
+    matrices = _MATRICES * layer.kv_heads * layer.head_dim**2 * _FLOAT64
+    fitting = tokens**2 + max(differences, scores, moments, matrices)
     # heads before and after the rotation
     attending = tokens * 2 * (query + kept) * _BF16
     mlp = tokens * shape.intermediate_size * 4 * _BF16
