@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from operator import attrgetter
 
 from kvtide_worker.engine.block_manager import BlockManager
@@ -127,7 +128,7 @@ class Scheduler:
         if not leader.followers:
             return []
         children = []
-        kept = self._kept_blocks()
+        kept = self._kept_blocks(self.running)
         for request in leader.followers:
             grown = self._growth(leader)
             if len(self.running) < self.batch_limit and self._blocks.fork(leader.blocks, request.blocks, kept + grown):
@@ -260,7 +261,7 @@ class Scheduler:
         insort(self.waiting, request, key=_PLACE)
 
     def _admit(self, decodes: dict[Request, Chunk]) -> None:
-        kept = self._kept_blocks()
+        kept = self._kept_blocks(self.running)
         passed: list[Request] = []
         while len(passed) < min(len(self.waiting), 1 + LOOK_AHEAD):
             request = self.waiting[len(passed)]
@@ -272,7 +273,7 @@ class Scheduler:
                     blocked.passed += 1
             elif self._outranks(request):
                 decodes.pop(self._preempt(outranked_by=request), None)
-                kept = self._kept_blocks()
+                kept = self._kept_blocks(self.running)
             elif full:
                 return
             else:
@@ -303,14 +304,13 @@ class Scheduler:
             return False
         lower = {one for one in self.running if one.priority > request.priority and one.preemptions < MAX_PREEMPTIONS}
         others = [one for one in self.running if one not in lower]
-        needed = self._blocks.layout.sequence_blocks(request.num_tokens) + self._blocks.layout.step_blocks
         there = self._blocks.available_blocks + sum(one.blocks.num_blocks for one in lower)
-        return needed + sum(map(self._growth, others)) <= there
+        return self._blocks.layout.sequence_blocks(request.num_tokens) + self._kept_blocks(others) <= there
 
-    def _kept_blocks(self) -> int:
-        """Beside what a step takes and gives back, room for the running ones to grow until one of them ends."""
+    def _kept_blocks(self, running: Sequence[Request]) -> int:
+        """Beside what a step takes and gives back, room for running ones to grow until one of them ends."""
         layout = self._blocks.layout
-        return layout.step_blocks + shortage(self.running, layout, self._steps_to_an_end())
+        return layout.step_blocks + shortage(running, layout, self._steps_to_an_end())
 
     def _growth(self, request: Request) -> int:
         return growth(request, self._blocks.layout, self._steps_to_an_end())
