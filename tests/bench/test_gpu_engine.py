@@ -28,6 +28,7 @@ HELD_BYTES = (1100 << 20) * 25 // 24
 
 
 @pytest.mark.parametrize("rung", bench.rungs(8, Precision.INT8, Precision.INT4), ids=lambda rung: rung.name)
+@pytest.mark.slow
 def test_every_rung_is_built_and_measured(rung: bench.Rung) -> None:
     held = bench.Held.of(rung, SMALL, HELD_BYTES)
     measured = bench.measure(held, CPU, seconds=3.0)

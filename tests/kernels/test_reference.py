@@ -205,6 +205,7 @@ RECENT_STEPS = [[5, 32, 70], *[[1, 1, 1]] * 40, [33, 2, 40], [1, 64, 31], [1, 1,
 @pytest.mark.parametrize(
     "stored", [LayerFormat(INT4, INT4), LayerFormat(INT8, INT4), LayerFormat(BF16, INT4)], ids=["INT4", "K8V4", "K16V4"]
 )
+@pytest.mark.slow
 def test_recent_tokens_are_seen_as_they_came(stored: LayerFormat, window: int | None) -> None:
     cache = Cache([stored], windows=(window,), recent=32)
     check(cache, 0, RECENT_STEPS)

@@ -27,6 +27,7 @@ def run(paths: list[str], marks: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_kernels_give_what_dense_attention_gives() -> None:
     run(FILES, "not slow")

@@ -17,7 +17,12 @@ from tests.worker.engine.forced import CPU, Forced, reference
 from tests.worker.engine.harness import generate, greedy, load, run, some_tokens
 from tests.worker.models.tiny import save_tiny_gemma3, save_tiny_llama
 
-PRECISIONS = ["BF16", "INT8", "K8V4", "INT4", "Mixed"]
+# The first and the last are those that most can go wrong in: of the others `make test` sees to.
+PRECISIONS = [
+    "BF16",
+    *(pytest.param(between, marks=pytest.mark.slow) for between in ("INT8", "K8V4", "Mixed")),
+    "INT4",
+]
 PROMPTS = [[7, 8, 9], list(range(20, 60)), [300], list(range(100, 116)), list(range(250, 150, -3))]
 TOKENS = torch.randint(0, 320, (150,), generator=torch.Generator().manual_seed(4)).tolist()
 NEW_TOKENS = 40
@@ -115,6 +120,7 @@ def test_what_was_put_back_goes_on(tiny: Tiny, precision: str) -> None:
 @pytest.mark.parametrize(
     ("precision", "recent_blocks"), [("BF16", 0), ("INT8", 0), ("K8V4", 8), ("INT4", 8), ("Mixed", 8)]
 )
+@pytest.mark.slow
 def test_preemption(tmp_path: Path, precision: str, recent_blocks: int) -> None:
     """The longest sequence has 74 tokens in 5 blocks, beside those of its last 32 tokens: a quarter of 16 in each."""
     tiny = Tiny(tmp_path, save_tiny_llama(tmp_path, num_hidden_layers=6, head_dim=64, initializer_range=0.15))
@@ -141,6 +147,7 @@ def test_a_whole_prompt_is_attended_to_as_it_came(tiny: Tiny, precision: str) ->
 
 @pytest.mark.parametrize("chunks", [[60, 1, 1, 37, 20], pytest.param([3], marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(("precision", "most"), [("INT8", 0.03), ("Mixed", 0.03), ("K8V4", 0.04), ("INT4", 0.06)])
+@pytest.mark.slow
 def test_what_is_stored_is_what_the_formats_mean(tiny: Tiny, precision: str, most: float, chunks: list[int]) -> None:
     """The reference attends in float64 and rounds nothing but what it stores: half of what is allowed here is BF16's
     noise. Measured with 4 bits: a third of what these bits cost."""

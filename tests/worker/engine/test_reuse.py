@@ -111,6 +111,7 @@ def test_neighbours_change_no_bit(llama: Path) -> None:
 
 @pytest.mark.parametrize("length", [258, 320])
 @pytest.mark.parametrize("precision", ["INT8", "K8V4", "INT4"])
+@pytest.mark.slow
 def test_other_formats_read_what_was_stored(model: Path, precision: str, length: int) -> None:
     """A hit reads packed what a prompt in one chunk attends to as it came, and what one that is cut reads packed too.
 
@@ -163,6 +164,7 @@ def tokens_of(outputs: list[TokenOutput], name: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("precision", "length"), [("BF16", 70), ("BF16", 64), ("BF16", 3), ("INT4", 70), ("INT4", 20)])
+@pytest.mark.slow
 def test_choices_equal_single_requests_with_their_seeds(model: Path, precision: str, length: int) -> None:
     alone = load(model, dtype="bfloat16", precision=precision, num_blocks=400, max_context=256, prefix_caching=False)
     single = {}
