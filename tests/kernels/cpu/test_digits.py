@@ -55,6 +55,7 @@ def likely(spread: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     ],
 )
 @pytest.mark.parametrize("spread", [1.5, 4.0, 8.0], ids=["flat", "peaked", "very peaked"])
+@pytest.mark.slow
 def test_one_byte_costs_little(name: str, allowed: float, spread: float) -> None:
     """The error against exact attention, as a multiple of what decoding alone leaves; nothing is in BF16."""
     torch.manual_seed(3)

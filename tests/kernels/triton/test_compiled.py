@@ -48,6 +48,7 @@ def check_tile(one: Compiled, token_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.slow
 def test_decode_on_hopper(name: str) -> None:
     print("\n" + HEADER)
     [one] = compiled("sm_90", name, ("decode-split",))

@@ -62,6 +62,7 @@ def test_a_seed_gives_the_same_tokens_whoever_shares_the_step() -> None:
     ("temperature", "top_k", "top_p", "min_p"),
     [(1.0, 0, 1.0, 0.0), (1.3, 20, 0.9, 0.0), (1.0, 0, 1e-9, 0.0), (1.2, 30, 0.95, 0.02), (1.0, 0, 1.0, 1.0)],
 )
+@pytest.mark.slow
 def test_draws_from_the_distribution_that_transformers_computes(
     temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:

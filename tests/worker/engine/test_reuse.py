@@ -255,7 +255,7 @@ BOUNDARIES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("call", [1, 2, 4, 9])
+@pytest.mark.parametrize("call", [1, *(pytest.param(later, marks=pytest.mark.slow) for later in (2, 4, 9))])
 def test_nothing_stays_allocated_wherever_a_step_fails(
     llama: Path, boundary: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_greedy_is_the_first_of_the_highest() -> None:
         (1.0, 0, 1.0, 1.0),
     ],
 )
+@pytest.mark.slow
 def test_draws_from_the_distribution_that_transformers_computes(
     temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:

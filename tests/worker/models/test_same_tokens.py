@@ -87,6 +87,7 @@ def generated(model: LlamaForCausalLM, prompt: list[int]) -> tuple[list[int], to
     return result.sequences[0, len(prompt) :].tolist(), torch.cat(result.logits)
 
 
+@pytest.mark.slow
 def test_a_few_prompts_alone_and_together_in_bfloat16(smollm2: Path, prompts: list[list[int]]) -> None:
     """A request's tokens do not depend on who shares the step, though bfloat16 rounds."""
     chosen, engine = [prompts[index] for index in (0, 5, 13, 15)], load(smollm2, dtype="bfloat16")

@@ -57,6 +57,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("computed_by", ["plain", None], ids=["torch", "best"])
 @pytest.mark.parametrize("context", [600, 2048])
 def test_a_full_step_takes_what_is_planned(

@@ -100,6 +100,7 @@ def test_real_weights(smollm2: Path, monkeypatch: pytest.MonkeyPatch, stored: We
     ],
     ids=["large-layers", "large-head", "odd-head", "odd-head-bf16", "large-head-bf16"],
 )
+@pytest.mark.slow
 def test_loading_takes_no_more_beside_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -55,7 +55,7 @@ def test_an_idle_worker_may_be_asked_to_answer_once_it_has_a_request(server: Ser
     began = time.monotonic()
     assert server.state(idle_s=0.5)["requests"]["running"] == 0
     assert 0.4 < time.monotonic() - began < 3
-    body = {"prompt": [900] * 16, "max_tokens": 64, "ignore_eos": True}
+    body = {"prompt": [900] * 16, "max_tokens": 8, "ignore_eos": True}
     with ThreadPoolExecutor(2) as pool:
         heard = pool.submit(server.state, idle_s=20)
         time.sleep(0.3)
