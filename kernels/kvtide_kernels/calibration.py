@@ -27,13 +27,18 @@ class Calibration:
         self._formats, self._windows = formats, windows
         self._scale, self._centred = scale, centred
         self.bases: dict[int, KeyBasis] = {}
+        self._seen: dict[int | None, torch.Tensor] = {}
 
     def run(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """As `AttentionStep.run`, of the tokens 0 to len(query) - 1."""
         window = self._windows[layer]
+        if window not in self._seen:
+            self._seen[window] = seen_in_text(len(query), window, query.device)
+        seen = self._seen[window]
         if self._formats[layer].has_key_basis:
-            self.bases[layer] = fit_key_basis(query, key, scale=self._scale, window=window, centred=self._centred)
-        seen = seen_in_text(len(query), window, query.device)
+            self.bases[layer] = fit_key_basis(query, key, seen, scale=self._scale, centred=self._centred)
         q, k, v = (side.transpose(0, 1)[None] for side in (query, key, value))
-        out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self._scale, enable_gqa=True)
+        # Without a mask torch leaves out what no token sees, which is half of it.
+        mask = {"is_causal": True} if window is None else {"attn_mask": seen}
+        out = scaled_dot_product_attention(q, k, v, scale=self._scale, enable_gqa=True, **mask)
         return out[0].transpose(0, 1)

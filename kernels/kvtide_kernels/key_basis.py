@@ -21,8 +21,6 @@ from dataclasses import dataclass
 
 import torch
 
-from kvtide_kernels.attention import seen_in_text
-
 # Of the mean variance, added to each direction: what no calibration text has shown is not taken to be nothing.
 _UNSEEN = 1e-3
 # Of scores that are looked at together, over all heads of a group: with 1,024 keys 1 MiB in float32.
@@ -52,18 +50,18 @@ class KeyBasis:
 
 
 def fit_key_basis(
-    query: torch.Tensor, key: torch.Tensor, *, scale: float, window: int | None, centred: bool
+    query: torch.Tensor, key: torch.Tensor, seen: torch.Tensor, *, scale: float, centred: bool
 ) -> KeyBasis:
     """The basis for heads like these, of one text's tokens in order, behind RoPE; float32.
 
-    query [tokens, query_heads, head_dim], key [tokens, kv_heads, head_dim]; scale and window as in attention.
+    query [tokens, query_heads, head_dim], key [tokens, kv_heads, head_dim]; scale as in attention.
+    seen:    what each token attends to, as of `seen_in_text`
     centred: False where the softmax does see a constant, as with soft-capping and sinks.
     """
     tokens, kv_heads, dim = key.shape
     grouped = query.view(tokens, kv_heads, -1, dim)
-    hidden = ~seen_in_text(tokens, window, key.device)
     heads = [
-        _moments_of_head(grouped[:, head].float(), key[:, head].float(), scale, hidden, centred)
+        _moments_of_head(grouped[:, head].float(), key[:, head].float(), scale, seen, centred)
         for head in range(kv_heads)
     ]
     of_key, of_query = _basis(*(torch.stack([head[part] for head in heads]) for part in ("keys", "queries")))
@@ -72,7 +70,7 @@ def fit_key_basis(
 
 
 def _moments_of_head(
-    query: torch.Tensor, key: torch.Tensor, scale: float, hidden: torch.Tensor, centred: bool
+    query: torch.Tensor, key: torch.Tensor, scale: float, seen: torch.Tensor, centred: bool
 ) -> dict[str, torch.Tensor]:
     """c and the moments K and Q of one KV head, in float64: query [tokens, group, dim], key [tokens, dim]."""
     tokens, group, _ = query.shape
@@ -82,7 +80,7 @@ def _moments_of_head(
     for begin in range(0, tokens, rows):
         end = min(begin + rows, tokens)
         scores = torch.einsum("tgd,sd->gts", query[begin:end], key[:end]).mul_(scale)
-        weights = scores.masked_fill_(hidden[begin:end, :end], -math.inf).softmax(-1)
+        weights = scores.masked_fill_(~seen[begin:end, :end], -math.inf).softmax(-1)
         # How much a probability changes with its score: an error is free where nobody looks, or where nothing else is.
         matters = weights.addcmul_(weights, weights, value=-1)
         of_keys[:end] += matters.sum((0, 1))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvtide_kernels.attention import seen_in_text
 from kvtide_kernels.calibration import Calibration
 from kvtide_kernels.key_basis import fit_key_basis
 from kvtide_sizing.formats import BF16, INT4, INT8, LayerFormat
@@ -46,7 +47,11 @@ def test_layers_whose_keys_are_packed_have_a_basis() -> None:
     assert sorted(calibration.bases) == [1, 3]
     for layer, basis in calibration.bases.items():
         own = fit_key_basis(
-            side(layer, QUERY_HEADS), side(layer, KV_HEADS), scale=SCALE, window=WINDOWS[layer], centred=True
+            side(layer, QUERY_HEADS),
+            side(layer, KV_HEADS),
+            seen_in_text(TOKENS, WINDOWS[layer], torch.device("cpu")),
+            scale=SCALE,
+            centred=True,
         )
         assert torch.equal(basis.of_key, own.of_key)
         assert torch.equal(basis.of_query, own.of_query)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvtide_kernels.attention import seen_in_text
 from kvtide_kernels.codec import decode, encode
 from kvtide_kernels.hadamard import hadamard_matrix
 from kvtide_kernels.key_basis import fit_key_basis
@@ -36,7 +37,7 @@ def attended(query: torch.Tensor, key: torch.Tensor, values: torch.Tensor, windo
 def test_attention_is_what_it_was(dim: int, window: int | None) -> None:
     query, key = heads(2, dim)
     values = torch.randn(TOKENS, 2, dim, generator=torch.Generator().manual_seed(1))
-    basis = fit_key_basis(query, key, scale=SCALE, window=window, centred=True)
+    basis = fit_key_basis(query, key, seen_in_text(TOKENS, window, torch.device("cpu")), scale=SCALE, centred=True)
     expected = attended(query, key, values, window)
     got = attended(basis.queries(query), basis.keys(key), values, window)
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
@@ -44,7 +45,7 @@ def test_attention_is_what_it_was(dim: int, window: int | None) -> None:
 
 def test_without_a_centre_scores_are_what_they_were() -> None:
     query, key = heads(1, 64)
-    basis = fit_key_basis(query, key, scale=SCALE, window=None, centred=False)
+    basis = fit_key_basis(query, key, seen_in_text(TOKENS, None, torch.device("cpu")), scale=SCALE, centred=False)
     assert not basis.centre.any()
     scores = torch.einsum("qhd,kd->qhk", basis.queries(query), basis.keys(key)[:, 0])
     torch.testing.assert_close(scores, torch.einsum("qhd,kd->qhk", query, key[:, 0]), atol=1e-2, rtol=1e-4)
@@ -52,13 +53,13 @@ def test_without_a_centre_scores_are_what_they_were() -> None:
 
 def test_each_kv_head_has_its_own() -> None:
     query, key = heads(2, 64)
-    both = fit_key_basis(query, key, scale=SCALE, window=None, centred=True)
+    both = fit_key_basis(query, key, seen_in_text(TOKENS, None, torch.device("cpu")), scale=SCALE, centred=True)
     for head in range(2):
         own = fit_key_basis(
             query[:, head * GROUP : (head + 1) * GROUP],
             key[:, head : head + 1],
+            seen_in_text(TOKENS, None, torch.device("cpu")),
             scale=SCALE,
-            window=None,
             centred=True,
         )
         torch.testing.assert_close(own.of_key[0], both.of_key[head])
@@ -68,7 +69,7 @@ def test_each_kv_head_has_its_own() -> None:
 @pytest.mark.parametrize("dim", [64, 80, 128])
 def test_no_element_stands_out_before_and_behind_the_rotation(dim: int) -> None:
     query, key = heads(1, dim)
-    basis = fit_key_basis(query, key, scale=SCALE, window=None, centred=True)
+    basis = fit_key_basis(query, key, seen_in_text(TOKENS, None, torch.device("cpu")), scale=SCALE, centred=True)
     for turned in (basis.keys(key)[:, 0], basis.keys(key)[:, 0] @ hadamard_matrix(dim)):
         sizes = turned.square().mean(0).sqrt()
         # Before, sizes are from 1/50 to 80.
@@ -77,7 +78,7 @@ def test_no_element_stands_out_before_and_behind_the_rotation(dim: int) -> None:
 
 def test_int4_scores_are_nearer() -> None:
     query, key = heads(1, 64)
-    basis = fit_key_basis(query, key, scale=SCALE, window=None, centred=True)
+    basis = fit_key_basis(query, key, seen_in_text(TOKENS, None, torch.device("cpu")), scale=SCALE, centred=True)
 
     def error(own_query: torch.Tensor, own_key: torch.Tensor) -> float:
         off = decode(INT4, encode(INT4, own_key), 64) - own_key

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvtide_kernels.attention import SequenceSpan
+from kvtide_kernels.attention import SequenceSpan, seen_in_text
 from kvtide_kernels.codec import decode, encode
 from kvtide_kernels.key_basis import fit_key_basis
 from kvtide_kernels.pool import StoredLayer
@@ -231,7 +231,9 @@ def test_a_basis_changes_no_attention() -> None:
     """Keys in BF16 behind it and values as they are, decodes and chunks: it is within what BF16 rounds."""
     plain, turned = (Cache([LayerFormat(BF16, BF16)], head_dim=64) for _ in range(2))
     text = torch.randn(2, 200, 6, 64, generator=torch.Generator().manual_seed(5))
-    basis = fit_key_basis(text[0], text[1, :, :2], scale=SCALE, window=None, centred=True)
+    basis = fit_key_basis(
+        text[0], text[1, :, :2], seen_in_text(len(text[0]), None, torch.device("cpu")), scale=SCALE, centred=True
+    )
     turned.attention.bases = {0: basis}
     held = plain.sequence(), turned.sequence()
     for new in (20, 1, 1, 5):

@@ -34,8 +34,8 @@ def head_basis_bytes(head_dim: int) -> int:
 def calibration_bytes(shape: ModelShape) -> int:
     """Peak bytes of fitting them, from above; the pool is not there yet.
 
-    The model reads the text in one step. In a layer there are first the differences of all positions, as int64 and
-    three times as bool. Then, of one KV head, its queries and keys in float32 with as many scores as are looked at
+    The model reads the text in one step. For each window there are first the differences of all positions, as int64
+    and twice as bool, and what a token sees, which stays. Then, of one KV head, its queries and keys in float32 with as many scores as are looked at
     together, or in float64 twice, the second time weighted; and at last, of all heads, what is computed of the moments.
     """
     tokens = CALIBRATION_TOKENS
@@ -46,7 +46,8 @@ def calibration_bytes(shape: ModelShape) -> int:
     elements = tokens * (group + 1) * layer.head_dim
     scores, moments = (elements + 3 * _SCORE_ROWS * tokens) * _FLOAT32, 2 * elements * _FLOAT64
     matrices = _MATRICES * layer.kv_heads * layer.head_dim**2 * _FLOAT64
-    fitting = tokens**2 + max(differences, scores, moments, matrices)
+    seen = len({layer.window for layer in shape.layer_kinds}) * tokens**2
+    fitting = seen + max(differences, scores, moments, matrices)
     # heads before and after the rotation
     attending = tokens * 2 * (query + kept) * _BF16
     mlp = tokens * shape.intermediate_size * 4 * _BF16

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from kvtide_kernels.attention import SequenceSpan
+from kvtide_kernels.attention import SequenceSpan, seen_in_text
 from kvtide_kernels.block_view import BlockView
 from kvtide_kernels.codec import decode, encode
 from kvtide_kernels.cpu.attention import CpuAttention
@@ -61,7 +61,13 @@ def test_one_byte_costs_little(name: str, allowed: float, spread: float) -> None
     torch.manual_seed(3)
     stored: LayerFormat = FORMATS[name]
     query, key, value = likely(spread)
-    basis = fit_key_basis(query[:512].float(), key[:512].float(), scale=DIM**-0.5, window=None, centred=True)
+    basis = fit_key_basis(
+        query[:512].float(),
+        key[:512].float(),
+        seen_in_text(512, None, torch.device("cpu")),
+        scale=DIM**-0.5,
+        centred=True,
+    )
     sides = [(stored.key, basis.keys(key.float())), (stored.value, value.float())]
     width = sum(side.vector_bytes(DIM) for side, _ in sides)
     layout = KvLayout(64, 64 * width, (TableLayout((0,), None),), 1)

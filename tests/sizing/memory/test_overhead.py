@@ -66,10 +66,10 @@ def test_several_gpus_have_buffers_for_each_other() -> None:
 @pytest.mark.parametrize(
     ("model", "measured_bytes"),
     # the allocator's record of a fit to 1024 tokens with real weights, torch 2.15, without the bases themselves
-    [("smollm2-135m", 14_966_784), ("gemma-3-270m", 29_156_352)],
+    [("smollm2-135m", 14_303_232), ("gemma-3-270m", 30_204_928)],
 )
 def test_key_bases_are_fitted_while_a_model_loads(model: str, measured_bytes: int) -> None:
     shape = catalog.builtin(model)
     fitting = load_bytes(shape, device_named("a100-80gb"), key_bases=True)
-    assert measured_bytes <= fitting <= 1.2 * measured_bytes
+    assert measured_bytes <= fitting <= 1.25 * measured_bytes
     assert load_bytes(shape, CPU, key_bases=True) == fitting + shape.vocab_size * 512
