@@ -34,9 +34,10 @@ def head_basis_bytes(head_dim: int) -> int:
 def calibration_bytes(shape: ModelShape) -> int:
     """Peak bytes of fitting them, from above; the pool is not there yet.
 
-    The model reads the text in one step. For each window there are first the differences of all positions, as int64
-    and twice as bool, and what a token sees, which stays. Then, of one KV head, its queries and keys in float32 with as many scores as are looked at
-    together, or in float64 twice, the second time weighted; and at last, of all heads, what is computed of the moments.
+    The model reads the text in one step. For each window there are first the differences of all positions, as int64 and
+    twice as bool, and what a token sees, which stays. Then, of one KV head, its queries and keys in float32 with as
+    many scores as are looked at together, or in float64 twice, the second time weighted; and at last, of all heads,
+    what is computed of the moments.
     """
     tokens = CALIBRATION_TOKENS
     layer = max(shape.layer_kinds, key=lambda layer: layer.kv_heads * layer.head_dim)
