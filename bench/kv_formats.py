@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from devcluster.model import gemma3_270m_gguf, smollm2_gguf
+from kvtide_kernels.attention import seen_in_text
 from kvtide_kernels.codec import decode, encode
 from kvtide_kernels.hadamard import hadamard
 from kvtide_kernels.key_basis import KeyBasis, fit_key_basis
@@ -204,7 +205,11 @@ def fit_bases(model: Model, tokens: torch.Tensor) -> dict[int, KeyBasis]:
     assert attention.seen is not None
     return {
         layer: fit_key_basis(
-            query, key, scale=model.config.attention_scale, window=model.config.windows[layer], centred=True
+            query,
+            key,
+            seen_in_text(len(tokens), model.config.windows[layer], key.device),
+            scale=model.config.attention_scale,
+            centred=True,
         )
         for layer, (query, key) in attention.seen.items()
     }
