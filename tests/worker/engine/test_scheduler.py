@@ -88,15 +88,19 @@ def test_decodes_first_then_prefills_in_chunks() -> None:
     [
         ([40, 2], {"1": 2, "0": 12}),  # the short one is done at once, its share goes to the long one
         ([40, 40], {"0": 8, "1": 8}),
-        ([40, 3, 40], {"1": 3, "0": 4, "2": 8}),  # 6 and 7, in whole blocks of 4
-        ([40, 40, 40], {"0": 4, "1": 4, "2": 8}),  # 5 each; what whole blocks leave goes on to the next one
+        ([40, 3, 40], {"1": 3, "0": 8, "2": 4}),  # 6 and 7, in whole blocks of 4; what these leave goes to the first
+        ([40, 3, 20], {"1": 3, "0": 4, "2": 8}),  # nearer to its end
+        ([40, 40, 40], {"0": 8, "1": 4, "2": 4}),
         ([40, 40, 10, 40], {"0": 4, "1": 4, "2": 4, "3": 4}),
+        ([40, 40, 40, 40, 40], {"0": 16}),  # a share is no block: one after the other
+        ([40, 40, 40, 12, 40], {"0": 4, "3": 12}),  # the first moves in every step
+        ([40, 40, 40, 4, 40], {"3": 4, "0": 12}),  # a short one waits for no long one
         ([5], {"0": 5}),
         ([17], {"0": 12}),  # 16 would leave one token, which alone is a decode
     ],
 )
 def test_prefill_shares_the_budget(prompts: list[int], expected: dict[str, int]) -> None:
-    bench = Bench(num_blocks=40)
+    bench = Bench(num_blocks=80, batch_limit=5)
     for index, prompt in enumerate(prompts):
         bench.add(str(index), prompt)
     assert bench.step() == expected

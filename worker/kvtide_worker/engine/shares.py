@@ -22,8 +22,8 @@ def share_budget(prefilling: Sequence[Request], budget: int, aligned_tokens: int
     prefilling: first the one that must move in every step. budget: tokens, at least one for each.
 
     A chunk ends where its prompt does, or at a multiple of aligned_tokens, as prefix hits do, so that a prompt is
-    computed alike whatever is found of it. What that leaves of the budget goes out in such pieces, to those that are
-    nearest to their end. The first one has a piece where its share is less; where the budget is less than a piece it is
+    computed alike whatever is found of it. What that leaves of the budget goes to those that are nearest to their end:
+    where shares are less than a piece, prompts are computed one after the other. The first one has a piece where its share is less; where the budget is less than a piece it is
     the first one's alone, in a chunk that ends anywhere.
     """
     if not prefilling:
@@ -36,18 +36,16 @@ def share_budget(prefilling: Sequence[Request], budget: int, aligned_tokens: int
         taken[first] = piece or min(first.pending_tokens, budget)
         budget -= taken[first]
         sharers.remove(first)
+    to_share = budget
     for index, request in enumerate(sharers):
-        taken[request] = cut_aligned(request, budget // (len(sharers) - index), aligned_tokens)
+        share = min(to_share // (len(sharers) - index), request.pending_tokens)
+        to_share -= share
+        taken[request] = cut_aligned(request, share, aligned_tokens)
         budget -= taken[request]
-    more = budget > 0
-    while more:
-        more = False
-        for request in by_need:
-            to_border = aligned_tokens - (request.blocks.num_tokens + taken[request]) % aligned_tokens
-            new_tokens = cut_aligned(request, taken[request] + min(budget, to_border), aligned_tokens)
-            if new_tokens > taken[request]:
-                budget -= new_tokens - taken[request]
-                taken[request], more = new_tokens, True
+    for request in by_need:
+        more = max(0, cut_aligned(request, taken[request] + budget, aligned_tokens) - taken[request])
+        taken[request] += more
+        budget -= more
     return [Chunk(request, taken[request]) for request in prefilling if taken[request]]
 
 
