@@ -23,8 +23,8 @@ def share_budget(prefilling: Sequence[Request], budget: int, aligned_tokens: int
 
     A chunk ends where its prompt does, or at a multiple of aligned_tokens, as prefix hits do, so that a prompt is
     computed alike whatever is found of it. What that leaves of the budget goes to those that are nearest to their end:
-    where shares are less than a piece, prompts are computed one after the other. The first one has a piece where its share is less; where the budget is less than a piece it is
-    the first one's alone, in a chunk that ends anywhere.
+    where shares are less than a piece, prompts are computed one after the other. The first one has a piece where its
+    share is less; where the budget is less than a piece it is the first one's alone, in a chunk that ends anywhere.
     """
     if not prefilling:
         return []
