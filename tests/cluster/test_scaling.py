@@ -75,9 +75,10 @@ def graphs_of_the_page(cluster: Cluster) -> list[str]:
 
 
 def busiest(cluster: Cluster, name: str) -> str:
-    """The worker with the most running requests, once there is one."""
+    """Of two workers the one with the most running requests, once both have some: a Service hears of the second one a
+    little later than the operator."""
     running = f'vllm:num_requests_running{{llmdeployment="{name}"}} > 0'
-    wait_until("running requests to be seen", lambda: cluster.query(running), timeout_s=30)
+    wait_until("running requests to be seen on both", lambda: len(cluster.query(running)) == 2, timeout_s=60)
     return max(cluster.query(running), key=lambda row: row[1])[0]["pod"]
 
 
