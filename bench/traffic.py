@@ -39,6 +39,8 @@ class Traffic:
 
     Every request opens a connection of its own, so that a Service spreads them over its endpoints. No two prompts
     share a prefix.
+
+    whole: no answer ends before max_tokens
     """
 
     base_url: str
@@ -46,6 +48,7 @@ class Traffic:
     concurrency: int
     prompt_words: int = 200
     max_tokens: int = 128
+    whole: bool = False
     results: list[StreamResult] = dataclasses.field(default_factory=list)
     _stopping: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = dataclasses.field(default_factory=list)
@@ -73,7 +76,7 @@ class Traffic:
                 if self._stopping.is_set():
                     return
                 text = f"{lane}-{turn}: " + " ".join(rng.choices(WORDS, k=self.prompt_words))
-                result = await stream_once(client, self.model, text, self.max_tokens)
+                result = await stream_once(client, self.model, text, self.max_tokens, whole=self.whole)
                 self.results.append(result)
                 if result.error is not None:
                     # Refused or cut off: a client that waits a moment, not one that hammers.
@@ -86,6 +89,8 @@ async def stream_once(
     text: str,
     max_tokens: int,
     on_text: Callable[[str], None] | None = None,
+    *,
+    whole: bool = False,
 ) -> StreamResult:
     """Stream one chat answer at temperature 0 and tell what became of it. Errors are in the result, never raised."""
     started = time.monotonic()
@@ -100,6 +105,7 @@ async def stream_once(
             max_tokens=max_tokens,
             temperature=0,
             stream=True,
+            extra_body={"ignore_eos": True} if whole else None,
         )
         async for event in stream:
             for choice in event.choices:

@@ -113,7 +113,7 @@ async def load_and_watch(cluster: Cluster, url: str) -> tuple[float, list[Stream
     """
     start = time.time()
     watch = Watch(cluster, start)
-    traffic = Traffic(url, NAME, concurrency=STREAMS, prompt_words=60, max_tokens=400)
+    traffic = Traffic(url, NAME, concurrency=STREAMS, prompt_words=200, max_tokens=400, whole=True)
     traffic.start()
     try:
         await watch.until("a second replica under load", lambda moment: min(moment.desired, moment.ready) >= 2, 240)

@@ -22,9 +22,8 @@ def ready(cluster: Cluster) -> int:
 async def test_up_under_load_down_after_it_operator_killed_in_between(operator: Cluster, deployed) -> None:
     url = deployed(NAME, SCALING)
     began = time.time()
-    # More than two workers hold, and grown for the most part after they were let in: it is preemptions that move a
-    # batch limit.
-    traffic = Traffic(url, NAME, concurrency=48, prompt_words=60, max_tokens=480)
+    # More than two workers hold, and most of it grows after it was let in: it is preemptions that move a batch limit.
+    traffic = Traffic(url, NAME, concurrency=48, prompt_words=200, max_tokens=480, whole=True)
     traffic.start()
     await asyncio.to_thread(wait_until, "the scale-up", lambda: ready(operator) == 2, timeout_s=180)
 
