@@ -27,7 +27,7 @@ test: lint ## Everything: lint, unit tests, real weights, the real cluster
 	$(BIN)/pytest -m cluster
 
 test-fast: $(STAMP) ## All that needs no cluster, without the slow ones
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n auto --dist loadfile -m "$(FAST)"
+	$(BIN)/pytest -n auto --dist loadfile -m "$(FAST)"
 
 .PHONY: bench-peers
 bench-peers: $(STAMP) ## The engine beside vLLM's CPU build and llama.cpp, in one run (bench/peers.py says how)

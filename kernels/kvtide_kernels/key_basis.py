@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kvtide_sizing.memory.key_bases import SCORE_ROWS
+
 # Of the mean variance, added to each direction: what no calibration text has shown is not taken to be nothing.
 _UNSEEN = 1e-3
-# Of scores that are looked at together, over all heads of a group: with 1,024 keys 1 MiB in float32.
-_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,19 @@ def fit_key_basis(
         _moments_of_head(grouped[:, head].float(), key[:, head].float(), scale, seen, centred)
         for head in range(kv_heads)
     ]
-    of_key, of_query = _basis(*(torch.stack([head[part] for head in heads]) for part in ("keys", "queries")))
-    centre = torch.stack([head["centre"] for head in heads])
+    keys, queries, centre = (torch.stack(parts) for parts in zip(*heads, strict=True))
+    of_key, of_query = _basis(keys, queries)
     return KeyBasis(of_key.float().contiguous(), of_query.float().contiguous(), centre.float())
 
 
 def _moments_of_head(
     query: torch.Tensor, key: torch.Tensor, scale: float, seen: torch.Tensor, centred: bool
-) -> dict[str, torch.Tensor]:
-    """c and the moments K and Q of one KV head, in float64: query [tokens, group, dim], key [tokens, dim]."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The moments K and Q, and c, of one KV head, in float64: query [tokens, group, dim], key [tokens, dim]."""
     tokens, group, _ = query.shape
     of_keys, of_queries = torch.zeros_like(key[:, 0]), torch.zeros_like(query[..., 0])
     # As many scores at a time as the processor's cache holds; a group of 32 would take gigabytes at once.
-    rows = max(1, _ROWS // group)
+    rows = max(1, SCORE_ROWS // group)
     for begin in range(0, tokens, rows):
         end = min(begin + rows, tokens)
         scores = torch.einsum("tgd,sd->gts", query[begin:end], key[:end]).mul_(scale)
@@ -88,11 +88,7 @@ def _moments_of_head(
     # Scores are many and need no more than float32; what follows is small, and inverts.
     query, key, of_keys, of_queries = query.double(), key.double(), of_keys.double(), of_queries.double()
     centre = (of_keys @ key) / of_keys.sum() if centred else torch.zeros_like(key[0])
-    return {
-        "keys": _moments(key - centre, of_keys),
-        "queries": _moments(query.flatten(0, 1), of_queries.flatten()),
-        "centre": centre,
-    }
+    return _moments(key - centre, of_keys), _moments(query.flatten(0, 1), of_queries.flatten()), centre
 
 
 def _moments(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,9 @@ from kvtide_sizing.shape import ModelShape
 # Tokens of a text that bases are fitted to. Queries and keys of 64 to 256 elements show their directions in as many.
 CALIBRATION_TOKENS = 1024
 
-# Of the kernels: rows of scores that are looked at together, and matrices a head that its basis is computed with.
-_SCORE_ROWS = 256
+# Rows of scores that are looked at together, over all heads of a group: as many as the processor's cache holds.
+SCORE_ROWS = 256
+# That the basis of a head is computed with.
 _MATRICES = 12
 
 _BF16, _FLOAT32, _FLOAT64, _INT64 = 2, 4, 8, 8
@@ -45,7 +46,7 @@ def calibration_bytes(shape: ModelShape) -> int:
     query, kept = shape.query_heads * layer.head_dim, layer.elements_per_token
     differences = tokens**2 * (_INT64 + 2)
     elements = tokens * (group + 1) * layer.head_dim
-    scores, moments = (elements + 3 * _SCORE_ROWS * tokens) * _FLOAT32, 2 * elements * _FLOAT64
+    scores, moments = (elements + 3 * SCORE_ROWS * tokens) * _FLOAT32, 2 * elements * _FLOAT64
     matrices = _MATRICES * layer.kv_heads * layer.head_dim**2 * _FLOAT64
     seen = len({layer.window for layer in shape.layer_kinds}) * tokens**2
     fitting = seen + max(differences, scores, moments, matrices)
