@@ -184,15 +184,19 @@ async def test_a_node_is_drained_one_worker_at_a_time(pair: Cluster, url: str) -
 
 
 async def test_without_numbers_nothing_is_scaled_down(pair: Cluster, url: str) -> None:
-    """The admin port is shut to the operator, by another token: what workers hold is not known, and not taken for 0."""
+    """The admin port is shut to the operator, by another token: what workers hold is not known, and not taken for 0.
+
+    Until that is seen two replicas are the least: numbers that came by the old token still count.
+    """
     secret = ("secret", f"{NAME}-admin", "-n", NAMESPACE)
     token = pair.get(*secret)["data"]["token"]
-    idle = {"mode": "Active", "minReplicas": 1, "maxReplicas": 2, "scaleDownStabilizationSeconds": 0}
+    scaling = {"mode": "Active", "minReplicas": 2, "maxReplicas": 2, "scaleDownStabilizationSeconds": 0}
     pair.kubectl("patch", *secret, "-p", json.dumps({"stringData": {"token": "another"}}))
     try:
-        apply(pair, example(NAME, PAIR | {"autoscaling": idle}))
+        apply(pair, example(NAME, PAIR | {"autoscaling": scaling}))
         said = await asyncio.to_thread(ever, pair, NAME, "ScalingActive", "MetricsMissing", 40)
         assert said["status"] == "False"
+        apply(pair, example(NAME, PAIR | {"autoscaling": scaling | {"minReplicas": 1}}))
         await asyncio.sleep(10)
         assert condition(pair, NAME, "ScalingActive")["reason"] == "MetricsMissing"
         assert condition(pair, NAME, "Ready")["status"] == "True"  # they answer all the same

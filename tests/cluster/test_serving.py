@@ -31,10 +31,10 @@ def url(operator: Cluster) -> Iterator[str]:
     operator.kubectl("delete", "llmd", NAME, "-n", NAMESPACE, "--wait")
 
 
-def live_blocks(cluster: Cluster) -> int:
-    """From Prometheus: what the worker itself says is live."""
+def live_blocks(cluster: Cluster) -> int | None:
+    """From Prometheus: what the worker itself says is live, none before its first scrape."""
     rows = cluster.query(f'sum(kvtide_kv_blocks{{state="live",llmdeployment="{NAME}"}})')
-    return int(rows[0][1])
+    return int(rows[0][1]) if rows else None
 
 
 def test_a_real_answer(url: str) -> None:
@@ -71,9 +71,12 @@ def test_an_unknown_model_is_refused_by_name(url: str) -> None:
 
 
 def test_a_closed_connection_frees_its_blocks(operator: Cluster, url: str) -> None:
-    stream = client(url).completions.create(model=NAME, prompt="Once upon a time", max_tokens=1500, stream=True)
+    wait_until("Prometheus to know the worker", lambda: live_blocks(operator) is not None, timeout_s=30)
+    stream = client(url).completions.create(
+        model=NAME, prompt="Once upon a time", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+    )
     next(iter(stream))
-    wait_until("the live blocks to be seen", lambda: live_blocks(operator) > 0, timeout_s=15)
+    wait_until("the live blocks to be seen", lambda: live_blocks(operator), timeout_s=15)
     stream.close()
     wait_until("the blocks to be free", lambda: live_blocks(operator) == 0, timeout_s=10)
 
