@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvtide_sizing.formats import Precision, layer_formats
 from kvtide_sizing.memory.kv import KvLayout, kv_layout
 from kvtide_sizing.shape import LayerShape, ModelShape
-from tests.worker.engine.test_scheduler import Bench
+from tests.worker.engine.scheduling import Bench
 
 
 @st.composite

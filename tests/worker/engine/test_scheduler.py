@@ -1,76 +1,12 @@
-"""The scheduler: rows for each rule, and random traffic for what must hold whatever comes."""
+"""The scheduler: rows for each rule."""
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvtide_sizing.memory.kv import KvLayout
-from kvtide_worker.engine.block_manager import BlockManager
-from kvtide_worker.engine.messages import SamplingParams
-from kvtide_worker.engine.prefix_cache import PrefixCache
-from kvtide_worker.engine.request import Request
-from kvtide_worker.engine.scheduler import MAX_PASSED, MAX_PREEMPTIONS, Scheduler
-from tests.worker.engine.layouts import layout_of, layouts
-
-NO_WINDOW = layout_of([None])
-
-
-class Bench:
-    """A scheduler, and a model that takes no time and never says the end-of-sequence token.
-
-    Chunks end at blocks' ends. cached: prompts are found again; all of them begin alike
-    """
-
-    def __init__(
-        self, *, num_blocks: int, layout: KvLayout = NO_WINDOW, batch_limit: int = 4, cached: bool = False
-    ) -> None:
-        self.layout = layout
-        self.prefix = PrefixCache(layout, aligned_tokens=layout.block_size)
-        self.cached = cached
-        self.blocks = BlockManager(layout, num_blocks, self.prefix)
-        self.scheduler = Scheduler(self.blocks, max_batch_limit=batch_limit)
-        self.requests: dict[str, Request] = {}
-        self.finished: list[str] = []
-        self.first: str | None = None  # of those that ran in the last step
-        self._arrivals = itertools.count()
-
-    def add(
-        self, name: str, prompt: int, max_tokens: int = 8, *, priority: int = 0, leader: Request | None = None
-    ) -> Request:
-        sampling = SamplingParams(max_tokens=max_tokens)
-        request = Request(name, next(self._arrivals), list(range(prompt)), sampling, priority=priority)
-        if self.cached:
-            request.blocks.chain = self.prefix.chain("", request.token_ids)
-        self.requests[name] = request
-        self.scheduler.add(request, leader)
-        return request
-
-    def step(self) -> dict[str, int]:
-        """Run a step; how many tokens of each request it computed, in its order."""
-        chunks = self.scheduler.schedule()
-        self.first = self.scheduler.running[0].request_id if self.scheduler.running else None
-        for chunk in chunks:
-            self.blocks.advance(chunk.request.blocks, chunk.new_tokens)
-            if chunk.request.pending_tokens == 0:
-                for request in (chunk.request, *self.scheduler.fork(chunk.request)):
-                    if request.append(0, ()):
-                        self.end(request)
-        return {chunk.request.request_id: chunk.new_tokens for chunk in chunks}
-
-    def end(self, request: Request) -> None:
-        self.scheduler.remove(request)
-        self.finished.append(request.request_id)
-        del self.requests[request.request_id]
-
-    def names(self) -> tuple[list[str], list[str]]:
-        """Running and waiting requests."""
-        running, waiting = self.scheduler.running, self.scheduler.waiting
-        return [request.request_id for request in running], [request.request_id for request in waiting]
+from kvtide_worker.engine.scheduler import MAX_PREEMPTIONS
+from tests.worker.engine.layouts import layout_of
+from tests.worker.engine.scheduling import Bench
 
 
 def test_decodes_first_then_prefills_in_chunks() -> None:
@@ -83,18 +19,39 @@ def test_decodes_first_then_prefills_in_chunks() -> None:
     assert bench.step() == {"a": 1, "b": 6}
 
 
+def test_decodes_sit_out_for_first_tokens_three_times_in_a_row() -> None:
+    """Six prompts of two steps' tokens come while one decodes; none fits its step with another and the decode."""
+    bench = Bench(num_blocks=80, batch_limit=8)
+    bench.add("a", prompt=3, max_tokens=60)
+    bench.step()
+    for index in range(6):
+        bench.add(str(index), prompt=16, max_tokens=1)
+    assert [bench.step() for _ in range(3)] == [{"0": 16}, {"1": 16}, {"2": 16}]
+    assert bench.step() == {"a": 1, "3": 12}
+    assert [bench.step() for _ in range(2)] == [{"3": 4, "4": 12}, {"4": 4, "5": 12}]
+    assert bench.step() == {"a": 1, "5": 4}
+
+
+def test_decodes_sit_out_a_long_prompts_end_alone() -> None:
+    """The budget is 16 tokens; beside a decode that is 12 in whole blocks of 4."""
+    bench = Bench(num_blocks=80)
+    bench.add("a", prompt=3, max_tokens=60)
+    bench.step()
+    bench.add("long", prompt=40)
+    assert [bench.step() for _ in range(2)] == [{"a": 1, "long": 12}] * 2
+    assert bench.step() == {"long": 16}
+
+
 @pytest.mark.parametrize(
     ("prompts", "expected"),
     [
-        ([40, 2], {"1": 2, "0": 12}),  # the short one is done at once, its share goes to the long one
-        ([40, 40], {"0": 8, "1": 8}),
-        ([40, 3, 40], {"1": 3, "0": 8, "2": 4}),  # 6 and 7, in whole blocks of 4; what these leave goes to the first
-        ([40, 3, 20], {"1": 3, "0": 4, "2": 8}),  # nearer to its end
-        ([40, 40, 40], {"0": 8, "1": 4, "2": 4}),
-        ([40, 40, 10, 40], {"0": 4, "1": 4, "2": 4, "3": 4}),
-        ([40, 40, 40, 40, 40], {"0": 16}),  # a share is no block: one after the other
-        ([40, 40, 40, 12, 40], {"0": 4, "3": 12}),  # the first moves in every step
-        ([40, 40, 40, 4, 40], {"3": 4, "0": 12}),  # a short one waits for no long one
+        ([40, 2], {"1": 2, "0": 12}),  # the short one is done at once, the rest goes to the long one
+        ([40, 40], {"0": 16}),  # equal ones one after the other
+        ([40, 3, 40], {"1": 3, "0": 12}),
+        ([40, 3, 20], {"1": 3, "0": 4, "2": 8}),  # the oldest moves in every step, by a block of 4 at least
+        ([40, 40, 10, 40], {"0": 4, "2": 10}),
+        ([40, 40, 40, 12, 40], {"0": 4, "3": 12}),
+        ([40, 40, 40, 4, 40], {"3": 4, "0": 12}),
         ([5], {"0": 5}),
         ([17], {"0": 12}),  # 16 would leave one token, which alone is a decode
     ],
@@ -352,19 +309,20 @@ def test_a_windowed_request_leaves_room_for_a_step() -> None:
     bench = Bench(num_blocks=2 + 2 + 4, layout=layout)
     bench.add("a", prompt=60)
     bench.add("b", prompt=60)
-    assert bench.step() == {"a": 8, "b": 8}
+    assert bench.step() == {"a": 16}
+    assert bench.names() == (["a", "b"], [])
 
 
 def test_a_chunk_takes_the_blocks_that_decodes_have_left() -> None:
     """Window 9 in blocks of 2, 12 blocks. Between steps the long prompt holds 4: its last 8 tokens."""
     bench = Bench(num_blocks=12, layout=layout_of([9], block_size=2, step_tokens=8))
-    bench.add("long", prompt=36)
+    bench.add("long", prompt=44)
     bench.add("b", prompt=1, max_tokens=30)
     bench.add("c", prompt=1, max_tokens=30)
     # 6 are what two decodes leave of 8. From the 5th step on b and c hold 3 blocks each: 2 are left, for 4 tokens.
     assert [bench.step()["long"] for _ in range(6)] == [6, 6, 6, 6, 4, 4]
     # With their 7th token they take the 7th and 8th block. None is left for the oldest request: the newest gives its.
-    assert bench.step() == {"b": 1, "long": 4}
+    assert bench.step() == {"b": 1, "long": 6}
     assert bench.names() == (["long", "b"], ["c"])
     assert bench.scheduler.preemptions == 1
 
@@ -377,98 +335,8 @@ def test_the_oldest_prompt_takes_blocks_from_the_newest() -> None:
     bench.add("c", prompt=1, max_tokens=30)
     bench.step()
     bench.add("new", prompt=42)
-    for _ in range(5):
-        assert bench.step().keys() == {"old", "b", "c", "new"}
-    # b and c take their 7th: 16 + 17 + 14 are all. The newest loses its share of this step with its blocks.
-    assert bench.step() == {"b": 1, "c": 1, "old": 3}
+    # A step takes blocks before it gives back those past the window: old gets what b and c have left of 14.
+    assert [bench.step()["old"] for _ in range(5)] == [6, 6, 6, 4, 2]
+    # b and c take their 7th: 16 + 17 + 14 are all. The newest loses its blocks.
+    assert bench.step() == {"b": 1, "c": 1, "old": 6}
     assert bench.names() == (["old", "b", "c"], ["new"])
-
-
-class SchedulerMachine(RuleBasedStateMachine):
-    """Random requests that all fit the pool alone, of any priority and with choices, aborts and limits, between steps.
-
-    All prompts begin alike, so that everything is shared that can be.
-    """
-
-    @initialize(layout=layouts, more_blocks=st.integers(0, 8), cached=st.booleans())
-    def start(self, layout: KvLayout, more_blocks: int, cached: bool) -> None:
-        self.bench = Bench(num_blocks=layout.required_blocks(1, 32) + more_blocks, layout=layout, cached=cached)
-        self.added = 0
-        self.aborted = 0
-
-    @rule(
-        prompt=st.integers(1, 24), max_tokens=st.integers(1, 8), priority=st.integers(-1, 1), choices=st.integers(1, 3)
-    )
-    def add(self, prompt: int, max_tokens: int, priority: int, choices: int) -> None:
-        leader = None
-        for _ in range(choices):
-            request = self.bench.add(f"request-{self.added}", prompt, max_tokens, priority=priority, leader=leader)
-            leader = leader or request
-            self.added += 1
-
-    @precondition(lambda self: self.bench.requests)
-    @rule(data=st.data(), kept=st.booleans())
-    def abort(self, data: st.DataObject, kept: bool) -> None:
-        name = data.draw(st.sampled_from(sorted(self.bench.requests)))
-        self.bench.scheduler.remove(self.bench.requests.pop(name), kept=kept)
-        self.aborted += 1
-
-    @rule(batch_limit=st.integers(1, 4))
-    def limit(self, batch_limit: int) -> None:
-        self.bench.scheduler.set_batch_limit(batch_limit)
-
-    @rule(steps=st.integers(1, 5))
-    def steps(self, steps: int) -> None:
-        for _ in range(steps):
-            some = bool(self.bench.requests)
-            computed = self.bench.step()
-            self.bench.blocks.take_copies()
-            assert sum(computed.values()) <= self.bench.layout.step_tokens
-            assert len(computed) <= self.bench.scheduler.batch_limit
-            assert all(computed.values())
-            # The first one moves in every step: so each request does in the end.
-            assert (self.bench.first in computed) == some
-
-    @invariant()
-    def blocks_are_conserved(self) -> None:
-        scheduler, blocks = self.bench.scheduler, self.bench.blocks
-        tables = [table for request in scheduler.running for table in request.blocks.tables]
-        recent = [block for table in tables for block in table.recent]
-        held = {block for table in tables for block in table.blocks}
-        assert len(recent) == len(set(recent))
-        assert not held & set(recent)
-        assert len(held) + len(recent) == blocks.live_blocks
-        assert blocks.live_blocks + blocks.cached_blocks + blocks.free_blocks == blocks.num_blocks
-        assert not any(request.blocks.tables or request.blocks.num_tokens for request in scheduler.waiting)
-        assert len(scheduler.running) + scheduler.num_waiting == len(self.bench.requests)
-
-    @invariant()
-    def queues_are_in_order(self) -> None:
-        scheduler = self.bench.scheduler
-        assert scheduler.running == sorted(scheduler.running, key=lambda request: request.rank)
-        assert scheduler.waiting == sorted(scheduler.waiting, key=lambda request: request.place)
-
-    @invariant()
-    def nobody_holds_more_than_the_layout_says(self) -> None:
-        for request in self.bench.scheduler.running:
-            assert request.blocks.num_blocks <= self.bench.layout.sequence_blocks(request.num_tokens)
-
-    @invariant()
-    def nobody_is_passed_too_often(self) -> None:
-        assert all(request.passed <= MAX_PASSED for request in self.bench.scheduler.waiting)
-
-    def teardown(self) -> None:
-        # Each step gives the first request a token at least. Whoever loses its blocks computes its tokens again, as the
-        # first one does as often as it may be put behind one of a higher priority.
-        tokens = sum(request.num_tokens + request.sampling.max_tokens for request in self.bench.requests.values())
-        most_steps = (1 + MAX_PREEMPTIONS) * tokens
-        for _ in range(most_steps):
-            self.bench.step()
-        assert not self.bench.requests
-        assert len(self.bench.finished) == self.added - self.aborted
-        assert self.bench.blocks.available_blocks == self.bench.blocks.num_blocks
-        assert self.bench.blocks.live_tokens == 0
-
-
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

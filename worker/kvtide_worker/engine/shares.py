@@ -17,32 +17,23 @@ class Chunk:
 
 
 def share_budget(prefilling: Sequence[Request], budget: int, aligned_tokens: int) -> list[Chunk]:
-    """Max-min fair: what a short prompt leaves of its share goes to the longer ones.
+    """Those that are nearest to their end have all that they lack; the oldest one moves in every step.
 
-    prefilling: first the one that must move in every step. budget: tokens, at least one for each.
+    prefilling: the oldest one first. budget: tokens, at least one
 
-    A chunk ends where its prompt does, or at a multiple of aligned_tokens, as prefix hits do, so that a prompt is
-    computed alike whatever is found of it. What that leaves of the budget goes to those that are nearest to their end:
-    where shares are less than a piece, prompts are computed one after the other. The first one has a piece where its
-    share is less; where the budget is less than a piece it is the first one's alone, in a chunk that ends anywhere.
+    Equal prompts are thus computed one after the other, which gives half of their first tokens in half of the time, and
+    a short one does not wait behind a long one. A chunk ends where its prompt does, or at a multiple of aligned_tokens,
+    as prefix hits do, so that a prompt is computed alike whatever is found of it. The oldest has such a piece first;
+    where the budget is less than a piece it is the oldest one's alone, in a chunk that ends anywhere.
     """
     if not prefilling:
         return []
-    first, by_need = prefilling[0], sorted(prefilling, key=lambda request: request.pending_tokens)
-    taken = dict.fromkeys(by_need, 0)
-    sharers = list(by_need)
-    if not cut_aligned(first, budget // len(sharers), aligned_tokens):
-        piece = cut_aligned(first, min(budget, aligned_tokens), aligned_tokens)
-        taken[first] = piece or min(first.pending_tokens, budget)
-        budget -= taken[first]
-        sharers.remove(first)
-    to_share = budget
-    for index, request in enumerate(sharers):
-        share = min(to_share // (len(sharers) - index), request.pending_tokens)
-        to_share -= share
-        taken[request] = cut_aligned(request, share, aligned_tokens)
-        budget -= taken[request]
-    for request in by_need:
+    oldest = prefilling[0]
+    piece = cut_aligned(oldest, min(budget, aligned_tokens), aligned_tokens)
+    taken = dict.fromkeys(prefilling, 0)
+    taken[oldest] = piece or min(oldest.pending_tokens, budget)
+    budget -= taken[oldest]
+    for request in sorted(prefilling, key=lambda request: request.pending_tokens):
         more = max(0, cut_aligned(request, taken[request] + budget, aligned_tokens) - taken[request])
         taken[request] += more
         budget -= more
