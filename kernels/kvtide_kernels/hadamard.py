@@ -30,10 +30,12 @@ def hadamard_matrix(dim: int) -> torch.Tensor:
 def hadamard(x: torch.Tensor) -> torch.Tensor:
     """x @ hadamard_matrix(dim) of [..., dim], in float32 and in dim · log2(run_length(dim)) additions."""
     run = run_length(x.shape[-1])
-    whole = x.float()
+    whole = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     half = 1
     while half < run:
-        first, second = whole.reshape(*x.shape[:-1], -1, 2, half).unbind(-2)
-        whole = torch.stack([first + second, first - second], dim=-2)
+        first, second = whole.view(-1, 2, half).unbind(1)
+        difference = first - second
+        first += second
+        second.copy_(difference)
         half *= 2
-    return whole.reshape(x.shape) / math.sqrt(run)
+    return whole.div_(math.sqrt(run))

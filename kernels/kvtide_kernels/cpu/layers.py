@@ -37,8 +37,8 @@ class _Buffers(ctypes.Structure):
     _fields_ = (
         ("rows", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("hidden", "normed", "wide", "gated")),
-        *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
-        *((name, ctypes.c_void_p) for name in ("attended", "cos", "sin")),
+        *((name, ctypes.c_void_p) for name in ("query", "key", "value", "attended")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
         ("rotated", ctypes.c_int32),
     )
 
@@ -151,7 +151,8 @@ class CpuLayersStep:
         return query, key, value
 
     def after_attention(self, index: int, attended: torch.Tensor) -> None:
-        """Adds what attention gives, [rows, query_heads, head_dim], and what the MLP does, to the residual."""
+        """Adds what attention gives, [rows, query_heads, head_dim], and what the MLP does, to the residual. What attention
+        gave may be overwritten."""
         layer, buffers, rows = self._layers.layers[index], self._buffers, len(self.hidden)
         attended, normed = attended.contiguous(), torch.empty_like(self.hidden)
         # What goes back to the residual lies there too.

@@ -1,4 +1,9 @@
-"""Matrices as the CPU's kernels read them, in order (src/linear.h), and their products with rows of bfloat16."""
+"""Matrices as the CPU's kernels read them, in order (src/linear.h), and their products with rows of bfloat16.
+
+Those in INT8 are rotated, and so are the rows that they are multiplied with, which changes no product: no element stands
+out any more, and a row rounded to 127 steps of its own costs less than rounding weights that are not rotated. Products
+are of bytes then, exact, and twice as many at a time as of bfloat16 (docs/kernels.md has what it costs and gives).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import ctypes
 import torch
 
 from kvtide_kernels.cpu.library import Library
+from kvtide_kernels.hadamard import hadamard
 
 # Outputs that lie together.
 PANEL = 32
@@ -15,6 +21,11 @@ PANEL = 32
 _CHUNK_ELEMENTS = 1 << 21
 
 _LARGEST = 127
+# What makes weights of one sign, as the instruction wants them.
+_OFFSET = 128
+
+# Inputs of what is in INT8 come in multiples of so many, which a rotation needs too.
+INT8_INPUTS = 16
 
 
 class Linear(ctypes.Structure):
@@ -60,7 +71,7 @@ class PackedMatrix:
         There is a second copy only where the outputs are no multiple of PANEL. Raises ValueError for an odd number of
         inputs, and for another dtype.
         """
-        _check(weight)
+        _check(weight, 2)
         outputs, inputs = weight.shape
         packed = _padded(weight).view(-1, PANEL * inputs)
         for panels in packed.split(_panels_at_once(inputs)):
@@ -70,21 +81,21 @@ class PackedMatrix:
 
     @classmethod
     def int8(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatrix:
-        """As `bf16`, rounded to a sign and 127 steps: an output's largest weight is 127 of its scale."""
-        _check(weight)
+        """As `bf16`, of a multiple of INT8_INPUTS, rotated and rounded to a sign and 127 steps: an output's largest weight
+        is 127 of its scale."""
+        _check(weight, INT8_INPUTS)
         outputs, inputs = weight.shape
         padded = _padded(weight).view(-1, PANEL * inputs)
         packed = torch.empty(padded.shape, dtype=torch.uint8)
         scales = torch.empty(len(padded) * PANEL)
         parts = (each.split(_panels_at_once(inputs)) for each in (padded, packed, scales.view(-1, PANEL)))
         for panels, to, steps in zip(*parts, strict=True):
-            rows = panels.view(-1, PANEL, inputs).float()
+            rows = hadamard(panels.view(-1, PANEL, inputs))
             steps.copy_(rows.abs().amax(-1) / _LARGEST)
             # A row of zeros stays one.
-            levels = (rows / steps.clamp(min=torch.finfo(torch.float32).tiny)[..., None]).round()
-            levels = levels.abs().to(torch.uint8) | (levels < 0).to(torch.uint8) << 7
-            # [panel, half, lane, place, pair, element] to the order of src/linear.h.
-            to.copy_(levels.view(-1, 2, 4, 4, inputs // 2, 2).permute(0, 4, 2, 1, 3, 5).reshape(to.shape))
+            rows /= steps.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+            levels = rows.round_().add_(_OFFSET).to(torch.uint8)
+            to.copy_(levels.view(-1, PANEL, inputs // 4, 4).transpose(1, 2).reshape(to.shape))
         return cls(packed, outputs, inputs, scales, bias)
 
     @property
@@ -98,18 +109,16 @@ class PackedMatrix:
         if self._scales is None:
             pairs = self._packed.view(torch.int32).view(-1, self.inputs // 2, PANEL)
             return pairs[panel, :, output].view(torch.bfloat16)
-        half, lane, place = output // 16, output // 4 % 4, output % 4
-        pairs = self._packed.view(torch.int16).view(-1, self.inputs // 2, 4, 2, 4)
-        levels = pairs[panel, :, lane, half, place].view(torch.uint8)
-        sizes = (levels & _LARGEST).float().where(levels <= _LARGEST, -(levels & _LARGEST).float())
-        return (sizes * self._scales[indices][:, None]).bfloat16()
+        fours = self._packed.view(torch.int32).view(-1, self.inputs // 4, PANEL)
+        levels = fours[panel, :, output].view(torch.uint8).float() - _OFFSET
+        return hadamard(levels * self._scales[indices][:, None]).bfloat16()
 
     def multiply(self, rows: torch.Tensor, kernels: Library, norm: Norm | None = None) -> torch.Tensor:
         """rows bfloat16 [rows, inputs], contiguous, times the matrix, plus the bias: bfloat16 [rows, outputs].
 
         norm: what the rows go through before
         """
-        normed = None if norm is None else torch.empty_like(rows)
+        taken = None if norm is None and self._scales is None else torch.empty_like(rows)
         out = rows.new_empty(len(rows), self.outputs)
         kernels.in_threads(
             "kvtide_linear",
@@ -117,7 +126,7 @@ class PackedMatrix:
             None if norm is None else ctypes.byref(norm),
             ctypes.c_void_p(rows.data_ptr()),
             ctypes.c_int64(len(rows)),
-            ctypes.c_void_p(_address(normed)),
+            ctypes.c_void_p(_address(taken)),
             ctypes.c_void_p(out.data_ptr()),
             threads=torch.get_num_threads(),
         )
@@ -128,11 +137,11 @@ def _address(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _check(weight: torch.Tensor) -> None:
-    if weight.dtype != torch.bfloat16 or weight.shape[1] % 2:
+def _check(weight: torch.Tensor, multiple: int) -> None:
+    if weight.dtype != torch.bfloat16 or weight.shape[1] % multiple:
         raise ValueError(
-            f"the CPU's kernels multiply by matrices of torch.bfloat16 with an even number of inputs, but this one is "
-            f"{weight.dtype} {list(weight.shape)}"
+            f"the CPU's kernels multiply by matrices of torch.bfloat16 with a multiple of {multiple} inputs, but this one "
+            f"is {weight.dtype} {list(weight.shape)}"
         )
 
 

@@ -13,6 +13,7 @@ from torch.nn.functional import gelu, rms_norm, silu
 from kvtide_kernels.cpu.layers import INSTRUCTION_SET, CpuLayer, CpuLayers
 from kvtide_kernels.cpu.library import library
 from kvtide_kernels.cpu.linear import PackedMatrix
+from kvtide_kernels.hadamard import hadamard
 from kvtide_sizing.errors import UnsupportedPrecision
 from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_worker.models import choice, matrix
@@ -154,33 +155,49 @@ def test_models_are_plain_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert lost[0] <= 1.25 * lost[1]
 
 
-# Plain torch rounds twice: products, and what they are with the scales.
-@pytest.mark.parametrize(("computed_by", "most"), [(None, 1.25), ("plain", 1.5)], ids=["best", "torch"])
+def rounded(rows: torch.Tensor) -> torch.Tensor:
+    """To 127 steps each way of a row's largest element. A padding token's embedding is all zeros."""
+    scales = rows.abs().amax(dim=-1, keepdim=True).clamp(min=1e-9) / 127
+    return (rows / scales).round() * scales
+
+
+def rounded_rotated(rows: torch.Tensor) -> torch.Tensor:
+    return hadamard(rounded(hadamard(rows)))
+
+
+def noise(logits: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((logits - exact).square().mean().sqrt())
+
+
+# Plain torch rounds twice: products, and what they are with the scales. The kernels round rows too, to steps that what
+# bfloat16 loses before may turn over.
+@pytest.mark.parametrize(("computed_by", "most"), [(None, 3), ("plain", 1.5)], ids=["best", "torch"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3", "phi3"])
 def test_weights_of_eight_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, computed_by: str | None, most: float
 ) -> None:
-    """As transformers computes with matrices that are rounded to 127 steps each way, head and embeddings with them."""
+    """As transformers computes with matrices that are rounded, head and embeddings with them: by the kernels where they
+    are rotated, and with what they are multiplied with."""
     reference = save_tiny(tmp_path, family, tie_word_embeddings=True)
+    turn = rounded_rotated if computed_by is None else rounded
     with torch.inference_mode():
         for name, weight in reference.named_parameters():
             if weight.ndim == 2:
-                held = weight.bfloat16().float()
-                # A padding token's embedding is all zeros.
-                scales = held.abs().amax(dim=1, keepdim=True).clamp(min=1e-9) / 127
-                weight.copy_((held / scales).round() * scales)
+                weight.copy_(turn(weight.bfloat16().float()))
             elif "norm" not in name:
                 weight.copy_(weight.bfloat16())
+        for module in reference.modules():
+            if isinstance(module, torch.nn.Linear) and computed_by is None:
+                module.register_forward_pre_hook(lambda _, rows: (turn(rows[0]),))
         tokens = torch.randint(0, 320, (60,))
         expected = reference(tokens[None]).logits[0]
     monkeypatch.setattr(choice, "library", partial(library, computed_by))
     checkpoint = open_checkpoint(tmp_path)
     model = load_model(checkpoint, dtype=torch.bfloat16, device=CPU, weight_format=WeightFormat.INT8)
-    bf16 = load(checkpoint, torch.bfloat16)
-    error = (dense_logits(model, tokens, [30, 1, 29]) - expected).square().mean().sqrt()
+    bf16, exact = load(checkpoint, torch.bfloat16), dense_logits(load(checkpoint), tokens, [60])
     # What arithmetic in bfloat16 loses: as much as of weights in bfloat16.
-    exact = dense_logits(load(checkpoint), tokens, [60])
-    assert error <= most * (dense_logits(bf16, tokens, [30, 1, 29]) - exact).square().mean().sqrt()
+    lost = noise(dense_logits(bf16, tokens, [30, 1, 29]), exact)
+    assert noise(dense_logits(model, tokens, [30, 1, 29]), expected) <= most * lost
     assert model.weights_bytes < 0.6 * bf16.weights_bytes
 
 
@@ -192,8 +209,7 @@ def test_weights_of_eight_bits_in_float32(tmp_path: Path, monkeypatch: pytest.Mo
     with torch.inference_mode():
         for weight in reference.parameters():
             if weight.ndim == 2:
-                scales = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-9) / 127
-                weight.copy_((weight / scales).round() * scales)
+                weight.copy_(rounded(weight))
         tokens = torch.randint(0, 320, (60,))
         expected = reference(tokens[None]).logits[0]
     model = load_model(open_checkpoint(tmp_path), dtype=torch.float32, device=CPU, weight_format=WeightFormat.INT8)

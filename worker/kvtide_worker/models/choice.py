@@ -10,7 +10,7 @@ import torch
 
 from kvtide_kernels.cpu.layers import INSTRUCTION_SET, CpuLayer, CpuLayers, Gate
 from kvtide_kernels.cpu.library import Library, library
-from kvtide_kernels.cpu.linear import PackedMatrix
+from kvtide_kernels.cpu.linear import INT8_INPUTS, PackedMatrix
 from kvtide_sizing.errors import UnsupportedPrecision
 from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_worker.models.config import ModelConfig
@@ -76,7 +76,7 @@ def layers_for(
         raise UnsupportedPrecision(
             f"model.weightPrecision {weights} is not multiplied with by this worker; write {' or '.join(_KEEPING)}"
         )
-    kernels = _kernels(config, dtype, device)
+    kernels = _kernels(config, dtype, device, INT8_INPUTS if weights is WeightFormat.INT8 else 2)
     if kernels is not None:
         return _PackedLayers(config, gate, kernels, _PACKING[weights])
     if weights is not WeightFormat.BF16:
@@ -84,9 +84,10 @@ def layers_for(
     return TorchLayers(config, gate, _KEEPING[weights])
 
 
-def _kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Library | None:
+def _kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device, multiple: int) -> Library | None:
+    """Those that multiply by matrices with such a multiple of inputs."""
     inputs = (config.hidden_size, config.intermediate_size, config.query_heads * config.head_dim)
-    if device.type != "cpu" or dtype is not torch.bfloat16 or any(size % 2 for size in inputs):
+    if device.type != "cpu" or dtype is not torch.bfloat16 or any(size % multiple for size in inputs):
         return None
     try:
         found = library()

@@ -18,8 +18,8 @@ struct DecoderLayer {
 struct Buffers {
     int64_t rows;
     uint16_t *hidden, *normed, *wide, *gated;  // wide: what qkv gives, and gate_up
-    uint16_t *query, *key, *value;
-    const uint16_t *attended, *cos, *sin;
+    uint16_t *query, *key, *value, *attended;
+    const uint16_t *cos, *sin;
     int32_t rotated;  // elements of a head
 };
 
@@ -33,7 +33,7 @@ class Together {
         (phase_++)->run(count, share_, shares_, [&](int64_t row, int64_t) { work(row); });
     }
 
-    // y = linear(x). next: what is read when this is done, or null.
+    // y = linear(x), of rows that it has taken. next: what is read when this is done, or null.
     void linear(const Linear& linear, const uint16_t* x, int64_t rows, uint16_t* y, const Linear* next) {
         const int panels = linear.panels();
         const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
@@ -57,7 +57,9 @@ void before(const DecoderLayer& layer, const Buffers& buffers, Together team) {
     const int hidden = layer.attention_norm.size, dim = layer.head_dim;
     const int q_heads = layer.query_heads, kv_heads = layer.kv_heads;
     team.rows(rows, [&](int64_t row) {
-        layer.attention_norm.run(buffers.hidden + row * hidden, buffers.normed + row * hidden);
+        uint16_t* normed = buffers.normed + row * hidden;
+        layer.attention_norm.run(buffers.hidden + row * hidden, normed);
+        layer.qkv.take(normed);
     });
     team.linear(layer.qkv, buffers.normed, rows, buffers.wide, &layer.attention_out);
     team.rows(rows, [&](int64_t row) {
@@ -83,16 +85,21 @@ void after(const DecoderLayer& layer, const Buffers& buffers, Together team) {
         if (norm.scale) norm.run(more, more);
         add_row(more, buffers.hidden + row * hidden, hidden);
     };
-    team.linear(layer.attention_out, buffers.attended, rows, buffers.wide, &layer.gate_up);
+    const Linear& back = layer.attention_out;
+    if (back.scales) team.rows(rows, [&](int64_t row) { back.take(buffers.attended + row * back.inputs); });
+    team.linear(back, buffers.attended, rows, buffers.wide, &layer.gate_up);
     team.rows(rows, [&](int64_t row) {
         add(row, layer.attention_out_norm);
-        layer.mlp_norm.run(buffers.hidden + row * hidden, buffers.normed + row * hidden);
+        uint16_t* normed = buffers.normed + row * hidden;
+        layer.mlp_norm.run(buffers.hidden + row * hidden, normed);
+        layer.gate_up.take(normed);
     });
     team.linear(layer.gate_up, buffers.normed, rows, buffers.wide, &layer.down);
     team.rows(rows, [&](int64_t row) {
         const uint16_t* from = buffers.wide + row * 2 * gated;
         uint16_t* to = buffers.gated + row * gated;
         layer.gate == SILU ? gate_row<SILU>(from, to, gated) : gate_row<GELU_TANH>(from, to, gated);
+        layer.down.take(to);
     });
     team.linear(layer.down, buffers.gated, rows, buffers.wide, layer.next);
     team.rows(rows, [&](int64_t row) { add(row, layer.mlp_out_norm); });
@@ -114,17 +121,24 @@ void kvtide_before_attention(const DecoderLayer* layer, const Buffers* buffers, 
     with_team(3, threads, parallel, [&](Together team) { before(*layer, *buffers, team); });
 }
 
-// attended into hidden, and through the MLP.
+// attended, which is worth nothing afterwards, into hidden, and through the MLP.
 void kvtide_after_attention(const DecoderLayer* layer, const Buffers* buffers, int threads, Parallel parallel) {
-    with_team(6, threads, parallel, [&](Together team) { after(*layer, *buffers, team); });
+    with_team(7, threads, parallel, [&](Together team) { after(*layer, *buffers, team); });
 }
 
-// to = linear(norm(from)); norm null: of from itself.
-void kvtide_linear(const Linear* linear, const Norm* norm, const uint16_t* from, int64_t rows, uint16_t* normed,
+// to = linear(norm(from)); norm null: of from itself. taken: as long as from; null where neither norm nor weights in INT8
+// need it.
+void kvtide_linear(const Linear* linear, const Norm* norm, const uint16_t* from, int64_t rows, uint16_t* taken,
                    uint16_t* to, int threads, Parallel parallel) {
     with_team(2, threads, parallel, [&](Together team) {
-        if (norm) team.rows(rows, [&](int64_t row) { norm->run(from + row * norm->size, normed + row * norm->size); });
-        team.linear(*linear, norm ? normed : from, rows, to, nullptr);
+        const int size = linear->inputs;
+        if (taken)
+            team.rows(rows, [&](int64_t row) {
+                if (norm) norm->run(from + row * size, taken + row * size);
+                else std::memcpy(taken + row * size, from + row * size, 2 * size);
+                linear->take(taken + row * size);
+            });
+        team.linear(*linear, taken ? taken : from, rows, to, nullptr);
     });
 }
 }
