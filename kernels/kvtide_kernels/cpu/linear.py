@@ -1,8 +1,8 @@
 """Matrices as the CPU's kernels read them, in order (src/linear.h), and their products with rows of bfloat16.
 
-Those in INT8 are rotated, and so are the rows that they are multiplied with, which changes no product: no element stands
-out any more, and a row rounded to 127 steps of its own costs less than rounding weights that are not rotated. Products
-are of bytes then, exact, and twice as many at a time as of bfloat16 (docs/kernels.md has what it costs and gives).
+Those in INT8 are rotated, and so are the rows that they are multiplied with, which changes no product: no element
+stands out any more, and a row rounded to 127 steps of its own costs less than rounding weights that are not rotated.
+Products are of bytes then, exact, and twice as many at a time as of bfloat16 (docs/kernels.md has what that costs).
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class PackedMatrix:
 
     @classmethod
     def int8(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatrix:
-        """As `bf16`, of a multiple of INT8_INPUTS, rotated and rounded to a sign and 127 steps: an output's largest weight
-        is 127 of its scale."""
+        """As `bf16`, of a multiple of INT8_INPUTS, rotated and rounded to a sign and 127 steps: an output's largest
+        weight is 127 of its scale."""
         _check(weight, INT8_INPUTS)
         outputs, inputs = weight.shape
         padded = _padded(weight).view(-1, PANEL * inputs)
@@ -140,8 +140,8 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 def _check(weight: torch.Tensor, multiple: int) -> None:
     if weight.dtype != torch.bfloat16 or weight.shape[1] % multiple:
         raise ValueError(
-            f"the CPU's kernels multiply by matrices of torch.bfloat16 with a multiple of {multiple} inputs, but this one "
-            f"is {weight.dtype} {list(weight.shape)}"
+            f"the CPU's kernels multiply by matrices of torch.bfloat16 with a multiple of {multiple} inputs, but this "
+            f"one is {weight.dtype} {list(weight.shape)}"
         )
 
 

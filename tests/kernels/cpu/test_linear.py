@@ -62,7 +62,7 @@ def test_bf16_equals_torch(kernels: Library, shape: tuple[int, int], rows: int, 
 @pytest.mark.parametrize("rows", [1, 12, 13, 145])
 @pytest.mark.parametrize("shape", INT8_SHAPES, ids=str)
 def test_int8_equals_torch_with_both_rounded(kernels: Library, shape: tuple[int, int], rows: int, biased: bool) -> None:
-    """But for digits that float32 rounds to the other side: a step of one element, times a weight, for a few of them."""
+    """But for a few steps that float32 rounds to the other side, each worth one of its row, times a weight."""
     weight, x, bias = drawn(*shape, rows)
     held, digits = quantised(weight), quantised(x)
     exact = digits @ held.T + (bias.double() if biased else 0)
@@ -126,8 +126,10 @@ def test_rows_are_looked_up(shape: tuple[int, int]) -> None:
 def test_rows_of_int8_are_turned_back(shape: tuple[int, int]) -> None:
     weight, _, _ = drawn(*shape, 1)
     indices, back = torch.randint(0, len(weight), (40,)), rotated(quantised(weight))
-    found = PackedMatrix.int8(weight).rows(indices).double()
-    assert_rounded_once(found, back[indices], back[indices].abs().amax(dim=1, keepdim=True))
+    step = rotated(weight).abs().amax(dim=1, keepdim=True)[indices] / 127
+    off = (PackedMatrix.int8(weight).rows(indices).double() - back[indices]).abs() - 2**-8 * back[indices].abs()
+    assert (off <= step).all()
+    assert (off > 1e-4 * step).double().mean() < 0.1
 
 
 def test_what_is_packed_takes_no_second_place() -> None:

@@ -19,16 +19,16 @@ def test_decodes_first_then_prefills_in_chunks() -> None:
     assert bench.step() == {"a": 1, "b": 6}
 
 
-def test_decodes_sit_out_for_first_tokens_three_times_in_a_row() -> None:
+def test_decodes_sit_out_for_first_tokens_four_times_in_a_row() -> None:
     """Six prompts of two steps' tokens come while one decodes; none fits its step with another and the decode."""
     bench = Bench(num_blocks=80, batch_limit=8)
     bench.add("a", prompt=3, max_tokens=60)
     bench.step()
     for index in range(6):
         bench.add(str(index), prompt=16, max_tokens=1)
-    assert [bench.step() for _ in range(3)] == [{"0": 16}, {"1": 16}, {"2": 16}]
-    assert bench.step() == {"a": 1, "3": 12}
-    assert [bench.step() for _ in range(2)] == [{"3": 4, "4": 12}, {"4": 4, "5": 12}]
+    assert [bench.step() for _ in range(4)] == [{"0": 16}, {"1": 16}, {"2": 16}, {"3": 16}]
+    assert bench.step() == {"a": 1, "4": 12}
+    assert bench.step() == {"4": 4, "5": 12}
     assert bench.step() == {"a": 1, "5": 4}
 
 

@@ -55,7 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert sum(computed.values()) <= self.bench.layout.step_tokens
             assert len(computed) <= self.bench.scheduler.batch_limit
             assert all(computed.values())
-            # Something is computed in every step, and of the first one in one of four: so each request ends.
+            # Something is computed in every step, and of the first one in one of five: so each request ends.
             assert bool(computed) == some
             self.sat_out = 0 if self.bench.first in computed else self.sat_out + some
             assert self.sat_out <= MAX_SAT_OUT

@@ -20,8 +20,8 @@ LOOK_AHEAD = 8
 MAX_PASSED = 16
 
 # How many steps in a row those that decode sit out at most, so that first tokens of others come sooner. The pause is
-# that of one step with four times the tokens, in a quarter of its memory.
-MAX_SAT_OUT = 3
+# that of one step with five times the tokens, in a fifth of its memory.
+MAX_SAT_OUT = 4
 
 _PLACE, _RANK = attrgetter("place"), attrgetter("rank")
 
