@@ -151,8 +151,8 @@ class CpuLayersStep:
         return query, key, value
 
     def after_attention(self, index: int, attended: torch.Tensor) -> None:
-        """Adds what attention gives, [rows, query_heads, head_dim], which it may overwrite, and what the MLP does, to the
-        residual."""
+        """Adds what attention gives, [rows, query_heads, head_dim], which may be overwritten, and what the MLP does, to
+        the residual."""
         layer, buffers, rows = self._layers.layers[index], self._buffers, len(self.hidden)
         attended, normed = attended.contiguous(), torch.empty_like(self.hidden)
         # What goes back to the residual lies there too.

@@ -20,26 +20,27 @@ def test_decodes_first_then_prefills_in_chunks() -> None:
 
 
 def test_decodes_sit_out_for_first_tokens_four_times_in_a_row() -> None:
-    """Six prompts of two steps' tokens come while one decodes; none fits its step with another and the decode."""
-    bench = Bench(num_blocks=80, batch_limit=8)
+    """Ten prompts of half a step come while one decodes; no two of them fit its step with the decode."""
+    bench = Bench(num_blocks=80, batch_limit=12)
     bench.add("a", prompt=3, max_tokens=60)
     bench.step()
-    for index in range(6):
-        bench.add(str(index), prompt=16, max_tokens=1)
-    assert [bench.step() for _ in range(4)] == [{"0": 16}, {"1": 16}, {"2": 16}, {"3": 16}]
-    assert bench.step() == {"a": 1, "4": 12}
-    assert bench.step() == {"4": 4, "5": 12}
-    assert bench.step() == {"a": 1, "5": 4}
+    for index in range(10):
+        bench.add(str(index), prompt=8, max_tokens=1)
+    pairs = [{str(index): 8, str(index + 1): 8} for index in (0, 2, 4, 6)]
+    assert [bench.step() for _ in range(4)] == pairs
+    assert bench.step() == {"a": 1, "8": 8, "9": 4}
+    assert bench.step() == {"a": 1, "9": 4}
 
 
-def test_decodes_sit_out_a_long_prompts_end_alone() -> None:
-    """The budget is 16 tokens; beside a decode that is 12 in whole blocks of 4."""
+def test_decodes_sit_out_no_long_prompts() -> None:
+    """The budget is 16 tokens; beside a decode that is 12 in whole blocks of 4. No two prompts end in a step."""
     bench = Bench(num_blocks=80)
     bench.add("a", prompt=3, max_tokens=60)
     bench.step()
-    bench.add("long", prompt=40)
+    for name in ("long", "longer"):
+        bench.add(name, prompt=24)
     assert [bench.step() for _ in range(2)] == [{"a": 1, "long": 12}] * 2
-    assert bench.step() == {"long": 16}
+    assert bench.step() == {"a": 1, "long": 1, "longer": 12}
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ MAX_PREEMPTIONS = 3
 LOOK_AHEAD = 8
 MAX_PASSED = 16
 
-# How many steps in a row those that decode sit out at most, so that first tokens of others come sooner. The pause is
-# that of one step with five times the tokens, in a fifth of its memory.
+# How many steps in a row those that decode sit out at most, and how many first tokens each of these steps has at least.
+# The pause is that of one step with five times the tokens, in a fifth of its memory.
 MAX_SAT_OUT = 4
+WORTH_SITTING_OUT = 2
 
 _PLACE, _RANK = attrgetter("place"), attrgetter("rank")
 
@@ -37,9 +38,9 @@ class Scheduler:
 
     Both are in the order of priority, and of one priority in that of arrival; who has run waits before those that have
     not. Running requests decode first, in order; what is left of the budget goes to the prompts nearest to their end,
-    so that a short one does not stand behind a long one. Where a step is too small for both and some prompt would end
-    in one of its own, those that decode sit it out, MAX_SAT_OUT times in a row: a burst of prompts is behind them in
-    fewer and longer pauses, while a long prompt, which gives no token yet, delays them by one step at a time.
+    so that a short one does not stand behind a long one. Where a step is too small for both, and WORTH_SITTING_OUT
+    prompts would end in one of its own, those that decode sit it out, MAX_SAT_OUT times in a row: a burst of short
+    prompts is behind them in fewer and longer pauses, while long ones delay them by a step at a time.
 
     Who needs a block and finds none takes it from the last one that runs: the newest of the lowest priority. The first
     one never loses its blocks, and each fits the pool alone (`served_kv`), so that every request ends. One that was
@@ -188,13 +189,13 @@ class Scheduler:
         return self._prefills(share_budget(prefilling, budget, self._blocks.aligned_tokens), decodes)
 
     def _first_tokens(self, prefilling: list[Request], decodes: int) -> list[Chunk]:
-        """A step of prompts alone, of which some end in it; none where prompts and decodes fit one step together."""
+        """A step of prompts alone, of which enough end in it; none where prompts and decodes fit one step together."""
         budget = self._blocks.layout.step_tokens
         if sum(request.pending_tokens for request in prefilling) + decodes <= budget:
             return []
         shares = share_budget(prefilling, budget, self._blocks.aligned_tokens)
-        some_end = any(share.new_tokens == share.request.pending_tokens for share in shares)
-        return self._prefills(shares, {}) if some_end else []
+        ends = sum(share.new_tokens == share.request.pending_tokens for share in shares)
+        return self._prefills(shares, {}) if ends >= WORTH_SITTING_OUT else []
 
     def _decodes(self) -> dict[Request, Chunk]:
         chunks: dict[Request, Chunk] = {}
