@@ -17,17 +17,17 @@ from pathlib import Path
 import torch
 
 from devcluster.model import gemma3_270m_gguf, smollm2_gguf
-from kvtide_kernels.attention import seen_in_text
 from kvtide_kernels.codec import decode, encode
 from kvtide_kernels.hadamard import hadamard
-from kvtide_kernels.key_basis import KeyBasis, fit_key_basis
-from kvtide_sizing.formats import BF16, INT4, INT8, RECENT_TOKENS, VectorFormat, choose_formats
+from kvtide_kernels.key_basis import KeyBasis
+from kvtide_sizing.formats import BF16, INT4, INT8, RECENT_TOKENS, LayerFormat, VectorFormat, choose_formats
 from kvtide_sizing.models.inspect import inspect_model
 from kvtide_sizing.models.sensitivity import with_measurement
 from kvtide_sizing.shape import ModelShape
+from kvtide_worker.engine.key_bases import fit_key_bases
 from kvtide_worker.models.checkpoint import open_checkpoint
 from kvtide_worker.models.config import ModelConfig
-from kvtide_worker.models.model import Model, load_model
+from kvtide_worker.models.model import load_model
 from kvtide_worker.text.tokenizer import Tokenizer
 
 MODELS = {"SmolLM2-135M-Instruct": smollm2_gguf, "Gemma 3 270M": gemma3_270m_gguf}
@@ -140,17 +140,14 @@ def mixed(shape: ModelShape) -> list[Variant]:
 
 @dataclass
 class Attention:
-    """The attention of one text from its first token on; seen takes each layer's queries and keys."""
+    """The attention of one text from its first token on."""
 
     config: ModelConfig
     variants: Sequence[Variant]
     bases: Mapping[int, KeyBasis] = field(default_factory=dict)
-    seen: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def run(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """As `AttentionStep.run`."""
-        if self.seen is not None:
-            self.seen[layer] = query.clone(), key.clone()
         variant = self.variants[layer]
         if variant.basis:
             query, key = self.bases[layer].queries(query), self.bases[layer].keys(key)
@@ -198,23 +195,6 @@ class Measured:
         return f"| {name} | {loss.mean().exp():.3f} | {worse:+.2f} ± {error:.2f} | {divergence:.5f} | {agreed:.1f} |"
 
 
-def fit_bases(model: Model, tokens: torch.Tensor) -> dict[int, KeyBasis]:
-    """The bases of all layers from a text's tokens."""
-    attention = Attention(model.config, [VARIANTS["BF16"]] * model.config.num_layers, seen={})
-    model.forward(tokens, torch.arange(len(tokens)), attention, torch.arange(1))
-    assert attention.seen is not None
-    return {
-        layer: fit_key_basis(
-            query,
-            key,
-            seen_in_text(len(tokens), model.config.windows[layer], key.device),
-            scale=model.config.attention_scale,
-            centred=True,
-        )
-        for layer, (query, key) in attention.seen.items()
-    }
-
-
 def measure(name: str, options: argparse.Namespace) -> None:
     """Print a model's table."""
     path = MODELS[name]()
@@ -226,7 +206,8 @@ def measure(name: str, options: argparse.Namespace) -> None:
         tokens = tokenizer.encode(text.read_text(), add_special_tokens=False)
         return torch.tensor(start + tokens[number * options.tokens : (number + 1) * options.tokens])
 
-    bases = fit_bases(model, window(options.calibrate, 0))
+    in_a_basis = [LayerFormat(INT8, INT8)] * model.config.num_layers
+    bases = fit_key_bases(model, in_a_basis, window(options.calibrate, 0).tolist(), torch.device("cpu"))
     wanted = ["BF16", *options.only] if options.only else list(VARIANTS)
     variants = {known: [VARIANTS[known]] * model.config.num_layers for known in dict.fromkeys(wanted)}
     shape = inspect_model(path)
