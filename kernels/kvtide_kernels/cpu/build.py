@@ -29,7 +29,7 @@ _FLAGS = [
 # Without it GCC keeps two copies of each accumulator, and the inner loops spill to the stack. Others do not know it.
 _GCC_FLAGS = ["-fno-tree-coalesce-vars"]
 _X86_SETS = {
-    "avx512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx512vbmi -mavx2 -mfma -mf16c "
+    "avx512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c "
     "-mprefer-vector-width=512",
     "avx2": "-mavx2 -mfma -mf16c",
 }
