@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from kvtide_kernels.attention import PagedAttention, SequenceSpan
+from kvtide_kernels.attention import PagedAttention
 from kvtide_kernels.pool import KVPool
 from kvtide_worker.engine.admission import NeverFits, output_tokens
 from kvtide_worker.engine.block_manager import BlockManager
@@ -39,6 +39,7 @@ from kvtide_worker.engine.request import Request
 from kvtide_worker.engine.sampling import NoToken, Sampled
 from kvtide_worker.engine.scheduler import Scheduler
 from kvtide_worker.engine.shares import Chunk
+from kvtide_worker.engine.step_batch import StepBatch
 from kvtide_worker.engine.upload import on_device
 from kvtide_worker.models.model import Model
 
@@ -343,9 +344,10 @@ class Engine:
         """Compute the step, and put what it gives each request behind outputs one by one."""
         if copies := self._blocks.take_copies():
             self._pool.copy_blocks(copies)
-        logits, sampled, scored = self._compute(chunks)
+        batch = StepBatch.of(chunks)
+        logits, sampled = self._logits(batch), batch.sampled
         tokens = self._sampler.sample(logits[: len(sampled)], sampled) if sampled else []
-        self._score(logits[len(sampled) :], scored)
+        self._score(logits[len(sampled) :], batch.scored)
         for chunk in chunks:
             self._blocks.advance(chunk.request.blocks, chunk.new_tokens)
         for row, (request, token) in enumerate(zip(sampled, tokens, strict=True)):
@@ -356,43 +358,18 @@ class Engine:
                 (own,) = self._sampler.sample(logits[row : row + 1], [child])
                 outputs.append(self._output(child, own))
 
-    def _compute(self, chunks: list[Chunk]) -> tuple[torch.Tensor, list[Request], list[Request]]:
-        """Logits: first of the requests whose last token is in the step, which come second; then rows before prompt
-        tokens whose log probabilities are wanted, and, third, the request of each.
-        """
-        token_ids: list[int] = []
-        positions: list[int] = []
-        logit_rows: list[int] = []
-        sampled: list[Request] = []
-        scored_rows: list[int] = []
-        scored: list[Request] = []
-        spans: list[SequenceSpan] = []
-        for chunk in chunks:
-            request, past = chunk.request, chunk.request.blocks.num_tokens
-            token_ids += request.token_ids(past, past + chunk.new_tokens)
-            positions += range(past, past + chunk.new_tokens)
-            blocks = request.blocks
-            spans.append(SequenceSpan(blocks.tables, past, chunk.new_tokens, blocks.recent_from))
-            if request.scores_prompt:
-                before = range(
-                    max(past, len(request.prompt_logprobs)),
-                    min(past + chunk.new_tokens, len(request.prompt_token_ids) - 1),
-                )
-                scored_rows += [len(token_ids) - chunk.new_tokens - past + position for position in before]
-                scored += [request] * len(before)
-            if chunk.new_tokens == request.pending_tokens:
-                logit_rows.append(len(token_ids) - 1)
-                sampled.append(request)
-        rows = logit_rows + scored_rows
-        logits = None if self._graphs is None else self._graphs.logits(token_ids, positions, spans, rows)
-        if logits is None:
-            logits = self._model.forward(
-                on_device(token_ids, self._device),
-                on_device(positions, self._device),
-                self._attention.plan(spans),
-                on_device(rows, self._device),
-            )
-        return logits, sampled, scored
+    def _logits(self, batch: StepBatch) -> torch.Tensor:
+        logits = None
+        if self._graphs is not None:
+            logits = self._graphs.logits(batch.token_ids, batch.positions, batch.spans, batch.rows)
+        if logits is not None:
+            return logits
+        return self._model.forward(
+            on_device(batch.token_ids, self._device),
+            on_device(batch.positions, self._device),
+            self._attention.plan(batch.spans),
+            on_device(batch.rows, self._device),
+        )
 
     def _score(self, logits: torch.Tensor, scored: list[Request]) -> None:
         for row, request in zip(logits, scored, strict=True):
