@@ -115,7 +115,7 @@ def test_no_step_of_a_mixed_load_takes_more(subject: Subject, precision: str) ->
         max_batch_limit=batch,
     )
     random_lengths = random.Random(5)
-    for index in range(24):
+    for index in range(40):
         prompt, output = random_lengths.choice([1, 20, 300, 1000]), random_lengths.choice([1, 5, 12])
         sampling = SamplingParams(output, temperature=index % 2, top_p=1 - index % 3 / 1e6, top_k=index % 5, seed=index)
         engine.add(AddRequest(str(index), [1 + index] * prompt, sampling))
