@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 
 import click
@@ -20,7 +19,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from devcluster.model import smollm2_gguf
 from kvtide_kernels.hadamard import hadamard
-from kvtide_worker.quality.measure import OWN_TEXT
+from kvtide_worker.quality.measure import own_text
 
 WINDOW, AT_ONCE = 512, 2
 
@@ -65,9 +64,8 @@ class Subject:
 
     def __init__(self, path: Path) -> None:
         self._model = LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        own = files("kvtide_worker.quality").joinpath(OWN_TEXT).read_text(encoding="utf-8")
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        ids = tokenizer(own, return_tensors="pt").input_ids[0]
+        ids = tokenizer(own_text(), return_tensors="pt").input_ids[0]
         self.windows = ids[: len(ids) // WINDOW * WINDOW].view(-1, WINDOW)
         self._linears = [module for module in self._model.modules() if isinstance(module, torch.nn.Linear)]
         self._weights = [linear.weight.data for linear in self._linears]

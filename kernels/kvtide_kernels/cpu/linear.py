@@ -24,8 +24,8 @@ _LARGEST = 127
 # What makes weights of one sign, as the instruction wants them.
 _OFFSET = 128
 
-# Inputs of what is in INT8 come in multiples of so many, which a rotation needs too.
-INT8_INPUTS = 16
+# Inputs come in multiples of so many; a rotation needs them too.
+BF16_INPUTS, INT8_INPUTS = 2, 16
 
 
 class Linear(ctypes.Structure):
@@ -71,7 +71,7 @@ class PackedMatrix:
         There is a second copy only where the outputs are no multiple of PANEL. Raises ValueError for an odd number of
         inputs, and for another dtype.
         """
-        _check(weight, 2)
+        _check(weight, BF16_INPUTS)
         outputs, inputs = weight.shape
         packed = _padded(weight).view(-1, PANEL * inputs)
         for panels in packed.split(_panels_at_once(inputs)):

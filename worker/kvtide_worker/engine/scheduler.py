@@ -179,7 +179,7 @@ class Scheduler:
         if self.waiting and self.preemptions == preemptions_before:
             self._admit(decodes)
         prefilling = [request for request in self.running if request not in decodes]
-        if decodes and prefilling and self._sat_out < MAX_SAT_OUT:
+        if decodes and self._sat_out < MAX_SAT_OUT:
             prompts = self._first_tokens(prefilling, len(decodes))
             if prompts:
                 self._sat_out += 1

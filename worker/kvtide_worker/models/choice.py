@@ -10,7 +10,7 @@ import torch
 
 from kvtide_kernels.cpu.layers import INSTRUCTION_SET, CpuLayer, CpuLayers, Gate
 from kvtide_kernels.cpu.library import Library, library
-from kvtide_kernels.cpu.linear import INT8_INPUTS, PackedMatrix
+from kvtide_kernels.cpu.linear import BF16_INPUTS, INT8_INPUTS, PackedMatrix
 from kvtide_sizing.errors import UnsupportedPrecision
 from kvtide_sizing.memory.weights import WeightFormat
 from kvtide_worker.models.config import ModelConfig
@@ -20,6 +20,7 @@ from kvtide_worker.models.rope import Rotation
 
 _Pack = Callable[[torch.Tensor, torch.Tensor | None], PackedMatrix]
 _PACKING: dict[WeightFormat, _Pack] = {WeightFormat.BF16: PackedMatrix.bf16, WeightFormat.INT8: PackedMatrix.int8}
+_INPUTS = {WeightFormat.BF16: BF16_INPUTS, WeightFormat.INT8: INT8_INPUTS}
 _KEEPING = {WeightFormat.BF16: Matrix.plain, WeightFormat.INT8: Matrix.int8}
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ def layers_for(
         raise UnsupportedPrecision(
             f"model.weightPrecision {weights} is not multiplied with by this worker; write {' or '.join(_KEEPING)}"
         )
-    kernels = _kernels(config, dtype, device, INT8_INPUTS if weights is WeightFormat.INT8 else 2)
+    kernels = _kernels(config, dtype, device, _INPUTS[weights])
     if kernels is not None:
         return _PackedLayers(config, gate, kernels, _PACKING[weights])
     if weights is not WeightFormat.BF16:

@@ -32,7 +32,7 @@ from kvtide_worker.quality.sensitivity import (
 from kvtide_worker.quality.statistics import answer_row, difference, text_row
 from kvtide_worker.quality.windows import cut, spread
 
-OWN_TEXT = "text.txt"
+_OWN_TEXT = "text.txt"
 
 # Read as one chunk at the beginning of each window: twice the recent tokens.
 PREFILLED = 64
@@ -139,11 +139,15 @@ def measure_layers(settings: Settings, progress: Progress) -> Sensitivity:
         return measure_sensitivity(measured, ", ".join(texts), windows, tick)
 
 
+def own_text() -> str:
+    """What is read where no text is named."""
+    return files("kvtide_worker.quality").joinpath(_OWN_TEXT).read_text(encoding="utf-8")
+
+
 def _texts(settings: Settings) -> dict[str, str]:
     """The texts by their names. Raises InvalidWorkload for a file that is no text."""
     if not settings.texts:
-        own = files("kvtide_worker.quality").joinpath(OWN_TEXT).read_text(encoding="utf-8")
-        return {"the project's own text": own}
+        return {"the project's own text": own_text()}
     try:
         return {str(file): file.read_text(encoding="utf-8") for file in settings.texts}
     except UnicodeDecodeError as error:

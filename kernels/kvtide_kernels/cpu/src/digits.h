@@ -6,8 +6,8 @@
 
 #include <vector>
 
+#include "codec.h"
 #include "lanes.h"
-#include "rotate.h"
 
 namespace {
 
@@ -42,14 +42,8 @@ inline void to_digits(uint16_t* row, int inputs) {
     float* x = scratch.data();
     for (int i = 0; i < inputs; i += 16) _mm512_storeu_ps(x + i, load_bf16(row + i, 0xffff));
     rotate(x, inputs);
-    __m512 largest = _mm512_setzero_ps(), nothing = _mm512_setzero_ps();
-    for (int i = 0; i < inputs; i += 16) {
-        const __m512 some = _mm512_loadu_ps(x + i);
-        largest = _mm512_max_ps(largest, _mm512_abs_ps(some));
-        nothing = _mm512_fmadd_ps(some, _mm512_setzero_ps(), nothing);
-    }
-    const float most = _mm512_reduce_max_ps(largest);
-    const __m512 inverse = _mm512_set1_ps(most > 0 ? 127 / most : 0);
+    const float largest = largest_of(x, inputs);
+    const __m512 inverse = _mm512_set1_ps(largest > 0 ? 127 / largest : 0);
     auto* digits = reinterpret_cast<uint8_t*>(row);
     __m512i sum = _mm512_setzero_si512();
     for (int i = 0; i < inputs; i += 16) {
@@ -57,7 +51,7 @@ inline void to_digits(uint16_t* row, int inputs) {
         sum = _mm512_add_epi32(sum, some);
         put_bytes(digits + i, some);
     }
-    const DigitsEnd end{most / 127 + _mm512_reduce_add_ps(nothing), -128 * _mm512_reduce_add_epi32(sum)};
+    const DigitsEnd end{largest / 127, -128 * _mm512_reduce_add_epi32(sum)};
     std::memcpy(digits + inputs, &end, sizeof end);
 }
 
